@@ -4,14 +4,14 @@ BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
 ARGS ?=
 RELEASES ?=
-WORKERS ?= 2
+WORKERS ?= 3
 # A file's tests stay together, because they share servers.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Without bytecode, every process of every test would compile the sources again.
 COMPILE := $(BIN)/python -m compileall -q src
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check matrix cpu-matrix catalogue pictures docs lint format clean
+.PHONY: help setup demo test soak check matrix cpu-matrix catalogue pictures docs lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,9 +29,13 @@ setup: ## make the virtual environment and the embedded model (once; PYTHON=... 
 demo: setup ## start a real vLLM with plugins and patches and show what they do
 	@$(BIN)/vllm-graft demo $(ARGS)
 
-test: setup ## run the tests in two processes (WORKERS=4), or a part of them in one (ARGS="-k name" goes to pytest)
+test: setup ## run the tests in three processes (WORKERS=4), or a part of them in one (ARGS="-k name" goes to pytest)
 	@$(COMPILE)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SPREAD) --durations=25)
+
+soak: setup ## run the tests that play thousands of requests, which `make test` leaves out
+	@$(COMPILE)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --soak $(ARGS)
 
 check: lint ## lint, and the tests that start no process
 	@$(COMPILE)

@@ -21,7 +21,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from vllm_graft.audit.copies import nearest
+from vllm_graft.audit.copies import nearest_release
 from vllm_graft.audit.rebase import rebase
 from vllm_graft.cli.patches import source
 from vllm_graft.sources.finder import find
@@ -103,7 +103,7 @@ def normalised(text: str) -> str:
 def show(copy: str, base: str, texts: dict[str, str]) -> None:
     """A line for each release."""
     began = time.perf_counter()
-    origin = nearest(copy, texts)
+    origin = nearest_release(copy, texts)
     took = 1000 * (time.perf_counter() - began)
     lines = f"{origin.differing} of {origin.of_lines} lines differ"
     print(f"  nearest: {origin.release}, {lines}, {'a copy' if origin.copied else 'no copy'} ({took:.0f} ms)")

@@ -57,11 +57,11 @@ def took_ms(call: Callable[[], object]) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRAFT_STATE_DIR"] = folder
-        book = Ledger()
-        book.begin_run("run", PLAN)
-        book.set_item("scheduler", "tenant-fairness", "applied")
-        book.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend", "engine"], "0.32.0", "V1"))
-        board = book.queue_statistics("tenant-fairness")
+        ledger = Ledger()
+        ledger.begin_run("run", PLAN)
+        ledger.set_item("scheduler", "tenant-fairness", "applied")
+        ledger.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend", "engine"], "0.32.0", "V1"))
+        board = ledger.queue_statistics("tenant-fairness")
 
         def change(every: int, number: int) -> None:
             for index in range(0, TENANTS, every):
@@ -70,7 +70,7 @@ def main() -> None:
                 board.write(index, row)
 
         change(1, 1)
-        exposition = Exposition(PLAN, lambda: book)
+        exposition = Exposition(PLAN, lambda: ledger)
         first = took_ms(exposition.text)
         tenth, same = [], []
         for number in range(ROUNDS):
@@ -78,7 +78,7 @@ def main() -> None:
             tenth.append(took_ms(exposition.text))
             same.append(took_ms(exposition.text))
         lines = exposition.text().count("\n")
-        book.close()
+        ledger.close()
     registry = CollectorRegistry()
     registry.register(Samples())
     theirs = min(took_ms(lambda: generate_latest(registry)) for _ in range(ROUNDS))

@@ -13,6 +13,7 @@ PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave out tests that start a process, and slow ones")
+    parser.addoption("--soak", action="store_true", help="run the soak tests, and no others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,10 +76,13 @@ def is_quick(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the files that start vLLM first: the short ones fill the gaps when two workers near the end."""
+    """Choose tests, and put files that start vLLM first: short ones fill the gaps when two workers near the end."""
+    soak = config.getoption("--soak")
+    chosen = [item for item in items if soak == bool(item.get_closest_marker("soak"))]
     if config.getoption("--quick"):
-        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
-        items[:] = [item for item in items if is_quick(item)]
-        return
+        chosen = [item for item in chosen if is_quick(item)]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
     files = {item.path for item in items if starts_vllm(item)}
     items.sort(key=lambda item: item.path not in files)

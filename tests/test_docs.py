@@ -33,9 +33,9 @@ from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import GraftError
 from vllm_graft.ledger import LabelStatistics, Ledger, QueueSnapshot, missing, runs, status_document
 from vllm_graft.ledger.folder import home_in, state_folder
-from vllm_graft.ledger.record import Record, State
+from vllm_graft.ledger.record import ItemStateName, Record
 from vllm_graft.patching import Engine, VLLMPatch
-from vllm_graft.plan import Plan, PlanItem, PlanRequest, Run, carried_plan, carried_run, carry, resolve
+from vllm_graft.plan import Plan, PlanItem, PlanRequest, Run, export_plan, inherited_plan, inherited_run, resolve
 from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plan.layers import read_file
 from vllm_graft.points import POINTS, keys
@@ -146,11 +146,14 @@ class TestCommands:
     def test_no_other_is_described(self):
         assert re.findall(r"^## (.+)$", page("reference/commands.md"), re.MULTILINE) == list(COMMANDS)
 
-    def test_the_output_of_points_is_real(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    @pytest.mark.parametrize("words", [("points", "stats"), ("items", "xtc")])
+    def test_the_output_of_an_example_is_real(
+        self, words: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ):
         monkeypatch.setenv("COLUMNS", "100")
-        main(["points", "stats"])
-        shown = capsys.readouterr().out
-        assert f"```console\n$ vllm-graft points stats\n{shown}```" in section(page("reference/commands.md"), "points")
+        main(words)
+        example = f"```console\n$ vllm-graft {' '.join(words)}\n{capsys.readouterr().out}```"
+        assert example in section(page("reference/commands.md"), words[0])
 
 
 class TestFindings:
@@ -176,7 +179,7 @@ class TestFindings:
             if reason := re.sub(r"^is \w+: …?", "", quote):
                 assert_in_sources(reason)
 
-    @pytest.mark.parametrize("state", get_args(State))
+    @pytest.mark.parametrize("state", get_args(ItemStateName))
     def test_every_state_of_an_item_gives_the_finding_that_the_pages_say(self, state: str):
         """The state's row links to the code; the code's quote and level are those of the finding."""
         (linked,) = re.findall(
@@ -282,11 +285,11 @@ class TestExamples:
 
     def test_the_json_of_status_has_the_keys_there_are(self):
         plan = Plan((PlanItem("stats", "sink", "m:C", "p", ("frontend",)),), model="m")
-        book = Ledger()
-        book.begin_run("run", plan)
-        book.set_item("stats", "sink", "applied")
-        book.open(Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1"))
-        book.hook("sink", "finished", 50.0)
+        ledger = Ledger()
+        ledger.begin_run("run", plan)
+        ledger.set_item("stats", "sink", "applied")
+        ledger.open(Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1"))
+        ledger.hook("sink", "finished", 50.0)
         real, shown = runs()[0].as_dict(), json.loads(blocks("json", DOCS / "how-to/status.md")[0].text)[0]
         for path in ([], ["plan"], ["plan", "items", 0], ["processes", 0]):
             assert set(_at(real, path)) == set(_at(shown, path)), path
@@ -394,7 +397,7 @@ def planned(name: str) -> Plan:
 
 def _under_an_unbound_point(name: str) -> str:
     """An empty text once every point is bound; the row can go then."""
-    unbound = [(key, point.many) for key, point in keys().items() if not point.bound]
+    unbound = [(key, point.is_list) for key, point in keys().items() if not point.bound]
     return "".join(f"[defaults]\n{key} = {[name] if many else name!r}\n" for key, many in unbound[:1])
 
 
@@ -466,8 +469,8 @@ def _folder(path: Path, *, create: bool) -> None:
 
 def _damaged(name: str) -> None:
     os.environ[name] = "{}x"
-    carried_plan()
-    carried_run()
+    inherited_plan()
+    inherited_run()
 
 
 def _listed(value: str) -> None:
@@ -476,7 +479,7 @@ def _listed(value: str) -> None:
 
 
 def _long_plan() -> None:
-    carry(Plan((PlanItem("stats", "s", "m:C", "p", ("frontend",), {"path": "x" * 200_000}),)), Run("1-ab", 1))
+    export_plan(Plan((PlanItem("stats", "s", "m:C", "p", ("frontend",), {"path": "x" * 200_000}),)), Run("1-ab", 1))
 
 
 def _rival(site: Path) -> None:
@@ -619,7 +622,9 @@ class TestNames:
         rows = re.findall(
             r"^\| `(\w+)` \| (.+?) \| (\S*) ?\|$", section(page("reference/configuration.md"), "Keys"), re.MULTILINE
         )
-        expected = [(key, "a list of names" if point.many else "one name", point.name) for key, point in keys().items()]
+        expected = [
+            (key, "a list of names" if point.is_list else "one name", point.name) for key, point in keys().items()
+        ]
         assert rows[: len(expected)] == expected
         assert [row[0] for row in rows[len(expected) :]] == [
             "on_failure",
@@ -1035,6 +1040,21 @@ class TestGuides:
         assert (name, state) == ("PriorityScheduler", "applied")
         assert calls >= 9
 
+    @pytest.mark.parametrize(
+        "name",
+        """
+        SamplerBase ConstrainedJSONSampler SchedulerBase PriorityFairnessScheduler AttentionBackend ModelPluginInterface
+        CustomMoEModel ModelRegistry Platform AttentionBackendEnum register_backend VLLM_ATTENTION_BACKEND VLLMPatch
+        PatchManager min_vllm_version apply_from_env applied_patches is_applied VLLM_CUSTOM_PATCHES VLLM_PLUGINS
+        MODEL_TYPE vllm.general_plugins vllm.logits_processors vllm.stat_logger_plugins vllm.io_processor_plugins
+        is_argmax_invariant update_state __call__ my_threshold json_state use_v1 _Backend
+        vllm.platform_plugins LoRAResolver IOProcessor StatSink
+        """.split(),  # noqa: SIM905
+    )
+    def test_every_name_of_the_guides_is_on_the_page(self, name: str):
+        """Whoever searches the page for what a guide uses finds what is done here."""
+        assert re.search(rf"\b{re.escape(name)}\b", GUIDES.read_text(encoding="utf-8"))
+
     def test_one_file_serves_many_models(self):
         """Each gets what its profile names, with its options."""
         Path("graft.toml").write_text(blocks("toml", GUIDES)[1].text, encoding="utf-8")
@@ -1093,9 +1113,11 @@ def _step(
     import torch
 
     model = ServedModel("m", logits.shape[1], len(requests), torch.device("cpu"))
-    book = Ledger()
-    book.set_item("sampler", "one", "applied")
-    made = GuardedSampler(PlanItem("sampler", "one", "m:C", "p", ("worker",), kind.options), kind(), model, book, None)
+    ledger = Ledger()
+    ledger.set_item("sampler", "one", "applied")
+    made = GuardedSampler(
+        PlanItem("sampler", "one", "m:C", "p", ("worker",), kind.options), kind(), model, ledger, None
+    )
     made.sampler.setup(model)
     pipeline = SamplerPipeline([made], model, 0)
     for slot, extra in enumerate(requests):

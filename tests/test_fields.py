@@ -30,7 +30,7 @@ class TestNumbers:
             fields(a=value).number("a")
 
     def test_the_error_has_the_words_given(self):
-        with pytest.raises(ConfigError, match=r"file:a: a must be a share, and is 2\. Next: correct the value"):
+        with pytest.raises(ConfigError, match=r"file:a: a must be a share, but is 2\. Next: correct the value"):
             fields(a=2).number("a", most=1.0, wanted="a share")
 
     @pytest.mark.parametrize(("text", "number"), [("3", 3.0), ("1e3", 1000.0)])
@@ -39,7 +39,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize("text", ["x", "nan", "inf", ""])
     def test_an_error_shows_the_text(self, text):
-        with pytest.raises(ConfigError, match=f"a must be a number, and is '{text}'"):
+        with pytest.raises(ConfigError, match=f"a must be a number, but is '{text}'"):
             TextFields({"a": text}, "[table]", str).number("a")
 
 
@@ -47,7 +47,7 @@ def test_a_flag_is_true_or_false_or_the_default():
     assert fields(a=True).flag("a") is True
     assert fields().flag("a") is None
     assert fields().flag("a", False) is False
-    with pytest.raises(ConfigError, match="a must be true or false, and is 1"):
+    with pytest.raises(ConfigError, match="a must be true or false, but is 1"):
         fields(a=1).flag("a")
 
 
@@ -57,16 +57,16 @@ def test_another_key_is_refused_with_the_nearest():
 
 
 def test_a_value_that_is_no_table():
-    with pytest.raises(ConfigError, match=r"file:None: \[table\] must be a table of keys and values, and is 3"):
+    with pytest.raises(ConfigError, match=r"file:None: \[table\] must be a table of keys and values, but is 3"):
         Fields(3, "[table]", lambda key: f"file:{key}")
 
 
 def test_a_choice_and_a_list_of_names():
     assert fields(a="x").choice("a", ("x", "y")) == "x"
     assert fields(a=["x"]).names("a") == ["x"]
-    with pytest.raises(ConfigError, match='a must be "x" or "y", and is \'z\''):
+    with pytest.raises(ConfigError, match='a must be "x" or "y", but is \'z\''):
         fields(a="z").choice("a", ("x", "y"))
-    with pytest.raises(ConfigError, match="a must be a list of names, and is 'x'"):
+    with pytest.raises(ConfigError, match="a must be a list of names, but is 'x'"):
         fields(a="x").names("a")
 
 

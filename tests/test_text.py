@@ -8,7 +8,7 @@ from vllm_graft.boot.process import LOG
 from vllm_graft.cli.printing import paint, show_findings, table
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
-from vllm_graft.text import printable, printable_lines
+from vllm_graft.text import encodable, printable, printable_lines
 
 HOSTILE = "before\x1b[2J\x1b[31m\r\nINFO fine\x9b0m\u202e after\ud800"
 SAFE = r"before\x1b[2J\x1b[31m\r\nINFO fine\x9b0m\u202e after\ud800"
@@ -19,6 +19,12 @@ def test_each_unsafe_character_becomes_its_escape():
     assert printable(HOSTILE) == SAFE
     for text in ("plain", "größe 模型 модель 🙂", "a\\nb"):
         assert printable(text) == text
+
+
+def test_halves_of_a_pair_are_all_that_an_encoder_refuses():
+    """Line breaks and escapes stay: what is sent as data is not printed yet."""
+    assert encodable(HOSTILE) == HOSTILE.replace("\ud800", r"\ud800")
+    assert encodable("größe 🙂\n") == "größe 🙂\n"
 
 
 def test_line_breaks_and_tabs_may_be_kept():

@@ -17,7 +17,7 @@ from vllm_graft.bindings.sampling import patches, requests
 from vllm_graft.ledger import current
 from vllm_graft.ledger.record import Record
 from vllm_graft.patching import default_engine
-from vllm_graft.plan import Plan, PlanItem, Run, carry
+from vllm_graft.plan import Plan, PlanItem, Run, export_plan
 from vllm_graft.plan.catalogue import SHIPPED
 
 SAMPLERS = ("dry", "xtc", "top-n-sigma", "no-repeat-ngram", "constrained-json")
@@ -80,7 +80,7 @@ def measure(number: int) -> list[dict[str, object]]:
     stock = rows(checked=False)
     items = tuple(PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",)) for name in SAMPLERS)
     run, plan = Run("benchmark", 1), Plan(items)
-    carry(plan, run)
+    export_plan(plan, run)
     current().begin_run(run.id, plan)
     current().open(Record.of_this_process(run.id, plan.hash, "m", ["frontend"], "", ""))
     patches.install(default_engine())

@@ -19,8 +19,8 @@ class Worker:
 
     def __init__(self, batch: Batch, keys: dict[type, dict[str, object]], package: str = "vllm-graft") -> None:
         self._batch, self._package = batch, package
-        book = Ledger()
-        made = [self._planned(kind, book) for kind in keys]
+        ledger = Ledger()
+        made = [self._planned(kind, ledger) for kind in keys]
         self._pipeline = SamplerPipeline(made, batch.model, 0)
         asked = {key: value for each in keys.values() for key, value in each.items()}
         for slot in range(batch.size):
@@ -36,16 +36,16 @@ class Worker:
             self._tokens = {slot: Tokens([], list(text)) for slot, text in enumerate(batch.texts)}
             self._host = HostStep(self._pipeline.seeds, self._tokens)
 
-    def _planned(self, kind: type, book: Ledger) -> GuardedSampler:
+    def _planned(self, kind: type, ledger: Ledger) -> GuardedSampler:
         name = kind.__name__
-        book.set_item("sampler", name, "applied")
+        ledger.set_item("sampler", name, "applied")
         # A budget that nobody overruns: what is measured here must not be put aside.
         options = {**kind.options, "budget_us": 10**9}
         made = GuardedSampler(
             PlanItem("sampler", name, "m:C", self._package, ("worker",), options),
             kind(options),
             self._batch.model,
-            book,
+            ledger,
             None,
         )
         made.sampler.setup(self._batch.model)

@@ -137,6 +137,10 @@ def _judge(finding: Finding, entry: Entry, uses: Sequence[Decided], truth: Truth
         own = truth.reads(entry, finding.dotted.rpartition(".")[2])
         return ("wrong", "the package reads what it puts there") if own else ("undecided", "")
     about = [use for use in uses if speaks_of(finding, use)]
+    if finding.code == "P217":
+        # The last name is what is missing; that ``self.model_config`` can be read says nothing of the field below it.
+        missing = finding.dotted.rpartition(".")[2]
+        about = [use for use in about if use.kind not in ("self read", "self call") or use.member == missing]
     if finding.code in ("P201", "P205", "P213") and finding.way in (*_PATCH_WAYS, "override"):
         return _gone(finding, truth)
     if finding.code in ("P203", "P204", "P207", "P212", "P214") or (

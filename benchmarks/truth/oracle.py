@@ -226,12 +226,18 @@ class Oracle:
     def _field(self, use: Use, package: Package) -> None:
         cls = self._prefix(use)
         for name in use.path:
-            if not isinstance(cls, type) or not is_upstream(cls.__module__) or dynamic(cls):
+            if not isinstance(cls, type):
+                raise Undecided("a field of several types")
+            if not is_upstream(cls.__module__):
                 return
             if not self.has_attribute(cls, name):
-                if name in package.stored or self.sources.stores(name):
-                    raise Undecided("it may be put there elsewhere")
-                raise Broken("AttributeError", f"{cls.__name__} has no {name}")
+                live = next((one for one in live_configurations() if type(one) is cls), None)
+                if live is None or not hasattr(live, name):
+                    if name in package.stored:
+                        raise Undecided("the package may put it there")
+                    if live is None and (dynamic(cls) or self.sources.stores(name)):
+                        raise Undecided("it may be put there elsewhere")
+                    raise Broken("AttributeError", f"{cls.__name__} has no {name}")
             cls = _type_of(cls, name)
 
     def has_attribute(self, cls: type, name: str) -> bool:
@@ -624,6 +630,17 @@ def instance_names(cls: type) -> frozenset[str]:
                         arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
                     )
     return frozenset(found)
+
+
+@functools.cache
+def live_configurations() -> tuple[object, ...]:
+    """Return vLLM's configuration of a small model, and the configurations in it."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_graft.launcher.models import tiny_model
+
+    made = EngineArgs(model=str(tiny_model()), dtype="float32", enforce_eager=True).create_engine_config()
+    return made, *vars(made).values()
 
 
 @functools.cache

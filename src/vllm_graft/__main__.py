@@ -1,4 +1,4 @@
-"""``python -m vllm_graft``: the command ``vllm-graft``, where its script is not on the path."""
+"""``python -m vllm_graft``: the command ``vllm-graft``, if its script is not on the path."""
 
 import sys
 

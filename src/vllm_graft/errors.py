@@ -8,7 +8,7 @@
     │   ├── TargetError        the target is missing, or is not the kind of thing the patch expects
     │   ├── VersionError       the installed vLLM is outside the patch's range
     │   ├── DriftError         upstream's code is not what a person reviewed for the patch
-    │   └── ConflictError      two patches, or a patch and a stranger, want the same place
+    │   └── ConflictError      two patches, or a patch and other code, change the same attribute
     ├── StartError             a process lacks what its plan names
     ├── ServingError           an item failed while serving, and its engine cannot go on without it
     ├── LedgerError            the folder of records cannot be used
@@ -57,7 +57,7 @@ class ConfigError(GraftError):
 
 
 class OptionError(ConfigError):
-    """An option of an item has a value that cannot work; ``what`` is said of the option: "must be above 0, and is -1".
+    """An option of an item has a value that cannot work; ``what`` is said of the option: "must be above 0, but is -1".
 
     A plan adds the file and line that gave the value.
     """
@@ -89,7 +89,7 @@ class DriftError(PatchError):
 
 
 class ConflictError(PatchError):
-    """Two patches, or a patch and a stranger, want the same place."""
+    """Two patches, or a patch and other code, change the same attribute."""
 
 
 class StartError(GraftError):
@@ -124,11 +124,11 @@ def join(errors: Sequence[E]) -> E:
     return type(first)(what, where=first.where, fix=fix)
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the type and message of an exception that code of another package raised, whatever its ``str`` does."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception as failure:
+    except BaseException as failure:  # SystemExit would end a server
         return f"{type(error).__name__}: (its message cannot be shown: str() raised {type(failure).__name__})"
 
 

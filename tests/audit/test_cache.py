@@ -127,7 +127,7 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
     [
         ("vllm_graft.audit.model", "dataclass.__builtins__.get"),
         ("vllm_graft.audit.model", "Use.__init__"),
-        ("vllm_graft.audit.model", "replace"),
+        ("vllm_graft.audit.model", "field"),
         ("vllm_graft.audit.model", "Mapping"),
         ("builtins", "eval"),
     ],

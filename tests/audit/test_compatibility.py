@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from vllm_graft.audit.compatibility import misfit
+from vllm_graft.audit.compatibility import explain_misfit
 from vllm_graft.audit.model import Arguments
 from vllm_graft.audit.report import audit
 from vllm_graft.audit.uses import read
@@ -39,7 +39,7 @@ def test_a_call_fits_where_python_binds_it(parameters):
                     fits = True
                 except TypeError:
                     fits = False
-                said = misfit(Arguments(count, names), tokens(parameters))
+                said = explain_misfit(Arguments(count, names), tokens(parameters))
                 assert (said == "") is fits, f"f({count} arguments, {names}) of f({parameters}): {said!r}"
 
 
@@ -60,7 +60,7 @@ def test_a_call_fits_where_python_binds_it(parameters):
 def test_what_is_unpacked_may_hold_anything(call, parameters, said):
     node = ast.parse(call, mode="eval").body
     assert isinstance(node, ast.Call)
-    assert misfit(Arguments.of(node), tokens(parameters)) == said
+    assert explain_misfit(Arguments.of(node), tokens(parameters)) == said
 
 
 def test_a_call_of_a_function_that_still_fits_is_no_finding(findings):

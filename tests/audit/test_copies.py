@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from vllm_graft.audit.copies import Origin, nearest
+from vllm_graft.audit.copies import Origin, nearest_release
 
 FIRST = """
 def total(self, items: list[int], limit: int = 3) -> int:
@@ -24,7 +24,7 @@ RELEASES = {"0.9.0": FIRST, "0.10.0": SECOND, "0.11.0": THIRD}
 def test_the_nearest_release():
     """The copy of each is found, with what differs from every other."""
     for release, text in RELEASES.items():
-        origin = nearest(text, RELEASES)
+        origin = nearest_release(text, RELEASES)
         assert (origin.release, origin.differing, origin.of_lines, origin.copied) == (
             release,
             0,
@@ -32,7 +32,7 @@ def test_the_nearest_release():
             True,
         )
         assert release not in origin.others
-    assert nearest(FIRST, RELEASES).others == {"0.10.0": 2, "0.11.0": 3}
+    assert nearest_release(FIRST, RELEASES).others == {"0.10.0": 2, "0.11.0": 3}
 
 
 def test_what_does_not_count():
@@ -51,7 +51,7 @@ def test_what_does_not_count():
                 count += item
             return count
     '''
-    assert nearest(textwrap.indent(textwrap.dedent(copy.lstrip("\n")), "    "), RELEASES) == Origin(
+    assert nearest_release(textwrap.indent(textwrap.dedent(copy.lstrip("\n")), "    "), RELEASES) == Origin(
         "0.10.0", 0, 7, {"0.9.0": 2, "0.11.0": 1}, copied=True
     )
 
@@ -59,8 +59,8 @@ def test_what_does_not_count():
 def test_ties_go_to_the_newest():
     """Whichever order they come in, and 0.10 is newer than 0.9."""
     releases = {"0.10.0": FIRST, "0.9.0": FIRST, "of no number": FIRST}
-    assert nearest(FIRST, releases).release == "0.10.0"
-    assert nearest(FIRST, {"of no number": FIRST, "0.9.0": FIRST}).release == "0.9.0"
+    assert nearest_release(FIRST, releases).release == "0.10.0"
+    assert nearest_release(FIRST, {"of no number": FIRST, "0.9.0": FIRST}).release == "0.9.0"
 
 
 def test_a_line_that_two_sides_changed():
@@ -68,8 +68,8 @@ def test_a_line_that_two_sides_changed():
     old = "def f(self, item):\n    self.items.remove(item)\n    self.gone.append(item)\n    self.count -= 1\n"
     new = old.replace("-= 1", "= len(self.items)")
     copy, releases = old.replace("-= 1", "-= self.weight"), {"0.10.0": old, "0.9.0": old, "0.11.0": new}
-    assert nearest(copy, releases).release == "0.11.0"
-    assert nearest(copy, releases, prefer_old=True) == Origin(
+    assert nearest_release(copy, releases).release == "0.11.0"
+    assert nearest_release(copy, releases, prefer_old=True) == Origin(
         "0.9.0", 2, 4, {"0.10.0": 2, "0.11.0": 2}, copied=True, own=1
     )
 
@@ -92,22 +92,22 @@ def test_a_line_that_two_sides_changed():
 )
 def test_what_is_a_copy(ours: str, theirs: str, copied: bool):
     """More of both bodies has to be common than differs; neither the signature nor ``else:`` is evidence."""
-    assert nearest(f"def f(self):\n    {ours}\n", {"1": f"def f(self):\n    {theirs}\n"}).copied is copied
+    assert nearest_release(f"def f(self):\n    {ours}\n", {"1": f"def f(self):\n    {theirs}\n"}).copied is copied
 
 
 def test_bodies_that_are_empty_without_what_does_not_count():
     """Only a docstring, or only declarations."""
-    assert nearest('def f():\n    "Nothing."\n', {"1": "def f():\n    x: int\n"}).differing == 0
+    assert nearest_release('def f():\n    "Nothing."\n', {"1": "def f():\n    x: int\n"}).differing == 0
 
 
 def test_nothing_to_compare_with():
     """There is no release then."""
-    assert nearest(FIRST, {}) == Origin("", 0, 7)
+    assert nearest_release(FIRST, {}) == Origin("", 0, 7)
 
 
 def test_properties_and_coroutines():
     """Of a property all its functions count; a coroutine is something else than a function."""
     read = "    @property\n    def x(self):\n        return 1\n"
     both = f"{read}    @x.setter\n    def x(self, value):\n        self.y = value\n"
-    assert nearest(both, {"1": both, "2": read}) == Origin("1", 0, 5, {"2": 3}, copied=True)
-    assert nearest("async def f():\n    g()\n", {"1": "def f():\n    g()\n"}).differing == 2
+    assert nearest_release(both, {"1": both, "2": read}) == Origin("1", 0, 5, {"2": 3}, copied=True)
+    assert nearest_release("async def f():\n    g()\n", {"1": "def f():\n    g()\n"}).differing == 2

@@ -8,6 +8,7 @@ import pytest
 
 from vllm_graft.audit.report import audit
 from vllm_graft.audit.uses import read
+from vllm_graft.audit.uses.guards import _Evaluator
 
 BASE = """
 class Engine:
@@ -321,6 +322,26 @@ def test_a_name_that_is_set_where_it_is_missing_is_none_that_is_lost(make, held,
     assert [one for one in audit([read(file)], base, [new]).findings if one.level != "info"] == []
 
 
+def test_imports_from_a_module_that_is_replaced_are_still_judged(make, held, tmp_path):
+    """The replacement takes effect when its code runs; an import before that is of vLLM's own module."""
+    base, new = held("source", make("0.28.0", m=BASE, old="thing = 1"), make("0.32.0", m=NEXT))
+    file = tmp_path / "plugin.py"
+    text = "import sys, types\nfrom vllm.old import thing\ndef register():\n    sys.modules['vllm.old'] = types\n"
+    file.write_text(text, encoding="utf-8")
+    found = audit([read(file)], base, [new]).findings
+    assert ("P201", "error", "import vllm.old:thing") in [(one.code, one.level, one.subject) for one in found]
+
+
+def test_an_import_below_the_replacement_of_its_module_is_the_packages_own(make, held, tmp_path):
+    base, new = held("source", make("0.28.0", m=BASE, old="thing = 1"), make("0.32.0", m=NEXT))
+    file = tmp_path / "plugin.py"
+    file.write_text(
+        "import sys, types\nsys.modules['vllm.old'] = types\nfrom vllm.old import thing\n", encoding="utf-8"
+    )
+    found = audit([read(file)], base, [new]).findings
+    assert "import vllm.old:thing" not in [one.subject for one in found]
+
+
 @pytest.mark.parametrize("test", ["False", "0", "None"])
 def test_code_that_never_runs_is_not_reported(found, test):
     assert found(f"if {test}:\n    from vllm.m import gone\n") == []
@@ -458,3 +479,18 @@ def test_an_outcome_that_is_kept_on_the_object(found):
     later = "def reset(self):\n            self.has_gone = ask()\n        def run"
     changed = text.replace("def run", later)
     assert found(changed) != [], "what is stored later may be anything"
+
+
+def test_a_variable_that_is_computed_from_itself_again_and_again(found, monkeypatch):
+    """Each of its values refers to all of them, and each is evaluated once: not every chain from one to another."""
+    evaluated = []
+    value = _Evaluator.value
+
+    def count(self, node, frame):
+        evaluated.append(node)
+        assert len(evaluated) < 50_000
+        return value(self, node, frame)
+
+    monkeypatch.setattr(_Evaluator, "value", count)
+    steps = "".join(f"    if x:\n        x = getattr(x, 'a{place}', x)\n" for place in range(8))
+    assert found(f"import vllm\nfrom vllm import m\ndef f(x):\n{steps}    if x:\n        m.gone()\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.audit.copies import nearest
+from vllm_graft.audit.copies import nearest_release
 from vllm_graft.audit.rebase import new_names, rebase
 from vllm_graft.errors import ConfigError
 from vllm_graft.sources import Installed, Tree
@@ -107,7 +107,7 @@ class TestText:
         """Each is refused by the name that it was given."""
         both = "@property\ndef x(self): ...\n@x.setter\ndef x(self, y): ...\n"
         for text in ("x = 1\n", both, "def f(:\n", ""):
-            with pytest.raises(ConfigError, match="upstream now: it is no"):
+            with pytest.raises(ConfigError, match="upstream now: it is not"):
                 rebase(BASE, BASE, text)
 
 
@@ -285,7 +285,7 @@ class TestTheRealScheduler:
     ):
         """It is recognised, and rebased with as many conflicts as git's."""
         copy = edited[where]
-        origin = nearest(copy, upstream)
+        origin = nearest_release(copy, upstream)
         assert (origin.release, origin.differing, origin.of_lines, origin.copied) == ("0.26.0", 8, 301, True)
         assert origin.others == {"0.32.0": far}
         done = rebase(copy, upstream["0.26.0"], upstream["0.32.0"])
@@ -297,7 +297,7 @@ class TestTheRealScheduler:
         """As ``ast.unparse`` writes it, without comments: there are no more conflicts, and upstream's comments stay."""
         flat = ast.unparse(ast.parse(textwrap.dedent(edited["after"])))
         copy = textwrap.indent(f"@replace\n{flat}\n", "    ")
-        assert nearest(copy, upstream).differing == 8
+        assert nearest_release(copy, upstream).differing == 8
         done = rebase(copy, upstream["0.26.0"], upstream["0.32.0"])
         assert (done.form, len(done.conflicts)) == ("laid out", 1)
         assert done.text.startswith("    @replace\n    def schedule(self")

@@ -141,7 +141,7 @@ def test_a_patch_is_judged_beyond_its_range_and_a_start_refuses_it(judged):
     assert codes(judged(closed, UPSTREAM, "")) == [("P201", "error"), ("P222", "error")]
     (finding,) = judged(closed, UPSTREAM, UPSTREAM).findings
     assert (finding.code, finding.level, finding.subject) == ("P222", "error", "patch p")
-    assert "it is for vLLM <0.2, and a start with 0.2.0 refuses it" in finding.what
+    assert "it is for vLLM <0.2, so a start with 0.2.0 refuses it" in finding.what
     assert codes(judged(DECLARED.format(range="<0.3", when=""), UPSTREAM, UPSTREAM)) == []
 
 

@@ -140,6 +140,14 @@ def test_recall_and_precision_are_counted():
     assert "vllm.a:D" in result.false_alarms[0]
 
 
+def test_a_missing_field_is_not_decided_by_the_object_that_lacks_it():
+    """That ``self.model_config`` can be read says nothing of ``self.model_config.gone``."""
+    read = Decided("self read", "plug/a.py", 3, 3, "self.model_config", FINE, "", member="model_config")
+    gone = finding("vllm.config:VllmConfig.model_config.gone", way="read", code="P217")
+    result = compare(Result("plug", False), Entry("plug", "1"), [read], [gone], NoVllm())
+    assert result.levels["error"] == Counter(undecided=1)
+
+
 def test_the_corpus_is_pinned_and_some_of_it_is_held_out():
     assert len(CORPUS) >= 10
     assert all(entry.version for entry in CORPUS)

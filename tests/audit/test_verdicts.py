@@ -15,7 +15,7 @@ def became(request, make, held):
     def judge(old, new, name="f", way="replace") -> Verdict:
         texts = [text if isinstance(text, dict) else {"m": text} for text in (old, new)]
         pair = held(request.param, make("1.0", **texts[0]), make("2.0", **texts[1]))
-        use = Use(way, "vllm.m", name, "p.py", 1, passed=True)
+        use = Use(way, "vllm.m", name, "p.py", 1, passed_on=True)
         return ReleasePair.of(*pair, [use]).judge(use)
 
     return judge
@@ -240,8 +240,8 @@ def test_a_module_that_is_imported_by_name_is_part_of_the_module(make, held):
         ("a b", "a", "broken", "'b' is gone"),
         ("a", "a=", "broken", "'a' has a default now"),
         ("a=", "a", "broken", "'a' has no default now"),
-        ("a b", "b a", "broken", "its parameters stand in another order"),
-        ("a", "/a", "broken", "'a' is passed otherwise"),
+        ("a b", "b a", "broken", "its parameters are in a different order"),
+        ("a", "/a", "broken", "'a' is now passed differently"),
     ],
 )
 def test_signature_changes_in_words(old, new, state, words):

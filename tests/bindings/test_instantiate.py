@@ -1,6 +1,7 @@
 """Making a planned item: what its constructor is called with."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -62,6 +63,19 @@ class TokenizerLast(Plain):
         self.tokenizer = tokenizer
 
 
+class NoSuper(Plain):
+    def __init__(self, options=None):
+        self.tokenizer = None
+
+
+@dataclass(frozen=True)
+class Frozen(Plain):
+    options: ClassVar = {"strength": 1.0}
+
+    def __init__(self, options=None):
+        pass
+
+
 class TokenizerOnly(Plain):
     def __init__(self, tokenizer):
         super().__init__()
@@ -78,11 +92,22 @@ def made(kind: type[Plain], monkeypatch: pytest.MonkeyPatch, **options: float) -
 
 @pytest.mark.parametrize(
     "kind",
-    [Plain, HandsOn, HandsOnByName, PositionalOnly, KeywordOnly, StarThenName, TokenizerFirst, TokenizerLast],
+    [
+        Plain,
+        HandsOn,
+        HandsOnByName,
+        PositionalOnly,
+        KeywordOnly,
+        StarThenName,
+        NoSuper,
+        Frozen,
+        TokenizerFirst,
+        TokenizerLast,
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_options_reach_every_constructor_that_can_take_them(kind: type[Plain], monkeypatch: pytest.MonkeyPatch):
-    """By name, by position, or through ``*args`` and ``**kwargs`` to the base class."""
+    """By name, by position, through ``*args`` and ``**kwargs``, or though the constructor forgets its base class."""
     found = made(kind, monkeypatch, strength=5.0)
     assert found.option("strength") == 5.0
     assert found.tokenizer == ("the tokenizer" if "Tokenizer" in kind.__name__ else None)
@@ -91,7 +116,7 @@ def test_options_reach_every_constructor_that_can_take_them(kind: type[Plain], m
 def test_a_constructor_that_takes_no_options_loses_none(monkeypatch: pytest.MonkeyPatch):
     """It is made while every option of its own has the default, and refused by name where one has not."""
     assert made(TokenizerOnly, monkeypatch, budget_us=9).tokenizer == "the tokenizer"
-    with pytest.raises(StartError, match="constructor of TokenizerOnly takes no options, and the plan sets strength"):
+    with pytest.raises(StartError, match="constructor of TokenizerOnly takes no options, but the plan sets strength"):
         made(TokenizerOnly, monkeypatch, strength=5.0)
 
 

@@ -68,10 +68,10 @@ def run() -> Callable[..., SinkThread]:
     def start(kind: type[StatSink], on_failure: str = "stop") -> SinkThread:
         item = PlanItem("stats", "noting", f"{__name__}:{kind.__name__}", "tests", ("frontend",))
         plan = Plan((item,), on_failure)
-        book = Ledger()
-        book.record = Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1")
-        thread = SinkThread(item, plan, book)
-        thread.book = book
+        ledger = Ledger()
+        ledger.record = Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1")
+        thread = SinkThread(item, plan, ledger)
+        thread.ledger = ledger
         return thread
 
     yield start
@@ -111,7 +111,7 @@ def test_a_sink_that_waits_holds_up_nobody_and_is_put_aside(run, monkeypatch):
     assert time.monotonic() - started < 5
     assert thread._batches.qsize() <= 10
     assert "10 batches behind" in thread.guard.aside
-    assert "is put aside" in thread.book.record.last_error
+    assert "is put aside" in thread.ledger.record.last_error
 
 
 def test_a_close_that_hangs_is_left_behind(run, monkeypatch):
@@ -123,14 +123,14 @@ def test_a_close_that_hangs_is_left_behind(run, monkeypatch):
     stats._close_all(threads)
     assert time.monotonic() - started < 5
     for thread in threads:
-        assert "did not close within 0.2 s" in thread.book.record.last_error
+        assert "did not close within 0.2 s" in thread.ledger.record.last_error
 
 
 def test_a_close_that_raises_is_said(run):
     """Nobody would see it otherwise: the process is on its way out."""
     thread = run(NotClosing)
     stats._close_all([thread])
-    assert "failed to close: OSError: the disk is full" in thread.book.record.last_error
+    assert "failed to close: OSError: the disk is full" in thread.ledger.record.last_error
 
 
 def test_a_sink_that_cannot_be_made_stops_the_start_or_is_left_out(run):

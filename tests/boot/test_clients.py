@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft import ledger
 from vllm_graft.boot import loops, start
-from vllm_graft.boot.clients import make_client
+from vllm_graft.boot.clients import GraftEndpoint, make_client
 from vllm_graft.boot.process import process
 from vllm_graft.errors import StartError
+from vllm_graft.ledger import current
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem, Run
 
@@ -23,13 +23,13 @@ PLAN = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m"
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
     """The record of this process, which has a plan."""
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path))
-    book = ledger.current()
+    ledger = current()
     made = Record.of_this_process("1-aa", PLAN.hash, "m", ["frontend"], "0.32.0", "V1")
-    book.begin_run("1-aa", PLAN)
-    book.open(made)
+    ledger.begin_run("1-aa", PLAN)
+    ledger.open(made)
     process.plan, process.run = PLAN, Run("1-aa", os.getpid())
     yield made
-    process.leave()
+    process.drop_plan()
 
 
 def connect(size: int = 1, backend: str | None = None) -> None:
@@ -83,3 +83,23 @@ def test_a_node_without_a_front_end_says_what_runs_there(
     )
     start._note_engine(PLAN, Run("1-aa", os.getpid(), headless=headless), config, {})  # type: ignore[arg-type]
     assert record.headless == kind
+
+
+def test_what_was_put_aside_since_the_last_look_is_shown(record: Record):
+    """A second look within a second would otherwise say that all is well."""
+    ledger = current()
+    ledger.set_item("scheduler", "fair", "applied")
+    record.roles.append("engine")
+    endpoint = GraftEndpoint(PLAN, "1-aa")
+
+    async def look() -> list[str]:
+        return [finding.code for finding in (await endpoint.status())[1]]
+
+    async def look_twice() -> tuple[list[str], list[str]]:
+        before = await look()
+        ledger.put_aside("fair", "on purpose")
+        return before, await look()
+
+    before, after = asyncio.run(look_twice())
+    assert "S005" not in before
+    assert "S005" in after

@@ -8,10 +8,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import pytest
 from vllm_graft.boot.proof import unmanaged_ranks
 from vllm_graft.errors import StartError
 from vllm_graft.launcher.server import free_port
-from vllm_graft.testing import ServerProcess, Session
+from vllm_graft.testing import ServerProcess, Session, zygote
 
 ENTER = 'hostname "$0" && mount -t tmpfs shm /dev/shm && exec "$@"'
 """Run in a new UTS and mount namespace: give the node a name and shared memory of its own, then start the program."""
@@ -28,15 +27,15 @@ ENTER = 'hostname "$0" && mount -t tmpfs shm /dev/shm && exec "$@"'
 
 @dataclass
 class Network:
-    """What two nodes need to reach each other: addresses, interfaces, and a prefix for the second node's program."""
+    """What two nodes need to reach each other: addresses, interfaces, and the zygote of the second node's processes."""
 
     address: tuple[str, str] = ("127.0.0.1", "127.0.0.1")
     interface: tuple[str, str] = ("lo", "lo")
-    prefix: tuple[str, ...] = ()
+    node: zygote.ZygoteClient | None = None
     host: str = os.uname().nodename
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     """Two network namespaces joined by a veth pair; one host where that is not allowed."""
     name, subnet = f"graft{os.getpid()}", f"10.77.{os.getpid() % 250}"
@@ -55,7 +54,11 @@ def network() -> Iterator[Network]:
             subprocess.run(line.split(), capture_output=True, check=False).returncode == 0 for line in made
         ):
             enter = ("ip", "netns", "exec", name, "unshare", "-u", "-m", "sh", "-c", ENTER, "node-b")
-            yield Network((f"{subnet}.1", f"{subnet}.2"), (f"{name}a", f"{name}b"), enter, "node-b")
+            env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+            node, process = zygote.start(zygote.dependencies(env), env, enter)
+            yield Network((f"{subnet}.1", f"{subnet}.2"), (f"{name}a", f"{name}b"), node, "node-b")
+            node.close()
+            process.wait()
         else:
             yield Network()
     finally:
@@ -71,9 +74,11 @@ def second_node(
     (folder / "node-b").mkdir()
     session = Session(folder / "node-b")
     prepare(session, network, 1, plan)
-    program = [*network.prefix, sys.executable, "-m", "vllm_graft.boot.launch", "serve"]
+    server = session.server(*(["--headless"] if headless else []), *arguments)
     try:
-        yield session.server(*(["--headless"] if headless else []), *arguments, program=program).start()
+        with zygote.used(network.node) if network.node else nullcontext():
+            server.start()
+        yield server
     finally:
         session.close()
 

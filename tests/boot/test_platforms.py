@@ -34,7 +34,7 @@ config = EngineArgs(model=MODEL, max_model_len=256).create_engine_config()
 print("CONFIGURED", type(current_platform).__name__)
 """
 
-NEXT = "Next: fix or uninstall acme-npu; to go on without it, set VLLM_PLUGINS to a list that has 'graft' and not 'npu'"
+NEXT = "Next: fix or uninstall acme-npu; to go on without it, set VLLM_PLUGINS to a list that has 'graft' but not 'npu'"
 
 
 def with_plugin(session: Session, target: str) -> Session:
@@ -59,7 +59,7 @@ def test_a_plugin_that_raised_stops_the_start(simulated: Session):
     line = last_line(with_plugin(simulated, "acme_npu:broken").script(CONFIGURE))
     assert (
         "StartError: entry points of vllm.platform_plugins: the platform plugin 'npu' of acme-npu (acme_npu:broken) "
-        "raised OSError: libnpu.so.1: cannot open shared object file; vLLM has passed over that and runs on "
+        "raised OSError: libnpu.so.1: cannot open shared object file; vLLM has ignored that and runs on "
         f"SimulatedPlatform. {NEXT}"
     ) in line
 
@@ -69,7 +69,7 @@ def test_a_plugin_that_raised_stops_the_start(simulated: Session):
     [
         ("acme_npu:renamed", "raised AttributeError: module 'acme_npu' has no attribute 'renamed'"),
         ("acme_gone:platform", "raised ModuleNotFoundError: No module named 'acme_gone'"),
-        ("acme_npu:early", "offers acme_core.platform.NpuPlatform now, and failed when vLLM asked it"),
+        ("acme_npu:early", "offers acme_core.platform.NpuPlatform now, but failed when vLLM asked it"),
     ],
 )
 def test_so_does_one_that_cannot_be_loaded_or_failed_the_first_time_only(simulated: Session, target: str, trouble: str):
@@ -106,7 +106,7 @@ def test_without_a_plan_vllm_is_not_disturbed(simulated: Session):
 def test_a_server_meant_for_an_accelerator_does_not_end_up_on_a_cpu(planned: Session):
     """The real case: nothing but the CPU is left, and stock vLLM serves on it."""
     script = with_plugin(planned, "acme_npu:broken").script
-    assert f"vLLM has passed over that and runs on CpuPlatform. {NEXT}" in last_line(script(CONFIGURE))
+    assert f"vLLM has ignored that and runs on CpuPlatform. {NEXT}" in last_line(script(CONFIGURE))
     planned.env["GRAFT_DISABLE"] = "1"
     assert_configured(script(CONFIGURE), "CpuPlatform")
 

@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from vllm_graft.boot import start
 from vllm_graft.boot.process import _joint_state
+from vllm_graft.errors import StartError
 from vllm_graft.patching import HookState
 
 
@@ -41,6 +45,25 @@ def test_the_worst_hook_of_a_patch_counts():
     assert _joint_state([fine, armed, dead], "V2")[0] == "dead"
     assert _joint_state([fine, dead, late], "V2") == ("late", "runs already")
     assert _joint_state([late, refused], "V2") == ("refused", "gone")
+
+
+def test_an_engine_does_not_repeat_why_nothing_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The front end has said so; a configuration built by hand for a planned model is still refused."""
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(worker_extension_cls=""),
+        model_config=SimpleNamespace(model="org/Model-7B", served_model_name=None),
+        additional_config={},
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("graft.toml").write_text('[[profile]]\nmodel = "*70B*"\nstats = ["request-log"]\n')
+    with caplog.at_level("INFO", logger="vllm.graft"):
+        start.refuse_config_by_hand(config, None)
+    assert caplog.text == ""
+    config.model_config.model = "org/Model-70B"
+    with pytest.raises(StartError, match="VllmConfig was built by hand, so its plan \\(request-log\\)"):
+        start.refuse_config_by_hand(config, None)
 
 
 def run(text: str) -> subprocess.CompletedProcess[str]:

@@ -174,7 +174,7 @@ def test_an_engine_that_makes_no_step_is_a_finding(server: ServerProcess, sessio
     assert "EngineCore (engine+worker, pid " in found.subject
     assert found.what.startswith("has not finished a step while 1 request waits (1")
     assert "stuck.py:" in found.where
-    assert "it gave no answer within 10 s" in codes["S023"]["what"]
+    assert "it did not answer within 10 s" in codes["S023"]["what"]
     assert "S016" in codes
     waiting.join(60)
     wait_for(lambda: findings(server) == {})
@@ -316,6 +316,6 @@ def test_a_disk_without_room_at_the_start_is_said_to_be_full(graft: Session):
         assert server.wait() != 0
         log = server.tail(10_000)
         assert "no engine process has been recorded: the disk of " in log
-        assert "see that vllm-graft is installed" not in log
+        assert "check that vllm-graft is installed" not in log
     finally:
         subprocess.run(["umount", "--lazy", str(place)], check=True)

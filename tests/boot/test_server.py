@@ -185,7 +185,7 @@ def test_a_killed_worker_is_visible(server: ServerProcess, planned_module: Sessi
     shown = run_status(planned_module)
     assert shown.returncode == 1
     assert f"S006 error: VllmWorker-0 (worker, pid {worker.record.pid} on " in shown.stdout
-    assert "is gone without having ended in order" in shown.stdout
+    assert "exited without a clean shutdown" in shown.stdout
     server.stop()
     assert server.leftovers() == []
     after = run_status(planned_module)

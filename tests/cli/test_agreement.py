@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-from vllm_graft.audit.releases.library import Library
+from vllm_graft.audit.releases.release_finder import ReleaseFinder
 from vllm_graft.audit.releases.source_release import SourceRelease
 from vllm_graft.audit.report import audit
 from vllm_graft.audit.uses import read
@@ -293,7 +293,7 @@ def test_all_agree_over_the_installed_vllm(tmp_path):
     (tmp_path / "generated_patches.py").write_text(generated(places, ["", "", ">=0.26,<0.31"]))
     found = told("generated_patches", tmp_path)
     assert len(found) > 1000
-    release = Library(offline=True).release("installed")
+    release = ReleaseFinder(offline=True).release("installed")
     errors = audited(tmp_path / "generated_patches.py", release)
     owners = {
         use.patch.name: (use.module, use.qualname.rpartition(".")[0])

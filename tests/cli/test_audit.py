@@ -102,7 +102,7 @@ def test_markdown_and_html_say_that_diffs_are_missing_where_no_source_is_here(pl
     words = (plugin, "--base", "0.30.0", "--against", "0.31.0", "--offline")
     _, out, err = audited(capsys, *words, "--markdown")
     assert "Scheduler.schedule" in out
-    assert "the sources of 0.30.0, 0.31.0 cannot be had" in err
+    assert "the sources of 0.30.0, 0.31.0 are not available" in err
     audited(capsys, *words, "--html", tmp_path / "page.html", "--no-diff")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Scheduler.schedule" in page
@@ -126,7 +126,7 @@ def test_a_package_with_the_number_of_a_release_that_it_speaks_of_is_compared_wi
     readme = plugin / "README.md"
     readme.write_text("p 0.28.0 is tested with vLLM v0.28.0.\n")
     _, out, _ = audited(capsys, plugin, "--against", "0.30.0", "--offline")
-    assert "compared with 0.28.0 (my_plugin has its number, and README.md speaks of vLLM 0.28.0)" in out
+    assert "compared with 0.28.0 (my_plugin has its number, and README.md mentions vLLM 0.28.0)" in out
     for text in ("vllm-p 0.28.0 is out.\n", "It needs vLLM 0.28.0.1.\n", ""):
         readme.write_text(text)
         _, out, _ = audited(capsys, plugin, "--against", "0.30.0", "--offline")
@@ -313,4 +313,4 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_a_line(plugin, capsys,
     (tmp_path / "cache" / "vllm-graft").write_text("", encoding="utf-8")
     again, same, err = audited(capsys, *words)
     assert (again, same) == (status, out)
-    assert "the report is not kept for the next run" in err
+    assert "the report cannot be cached for the next run" in err

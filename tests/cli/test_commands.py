@@ -71,6 +71,16 @@ def test_output_that_is_closed_or_lacks_a_letter_is_no_traceback(tmp_path: Path)
     assert subprocess.run(closed, stderr=subprocess.PIPE, check=False).stderr == b""
 
 
+def test_output_that_finds_no_space_is_one_line():
+    """Such as a file on a full disk, whether it is met at once or when what is left is written."""
+    for command in (["points"], ["points", "--json"]):
+        with open("/dev/full", "wb") as full:
+            words = [sys.executable, "-m", "vllm_graft", *command]
+            done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        full_disk = "the output cannot be written: [Errno 28] No space left on device. Next: free space on its disk"
+        assert (done.returncode, done.stderr) == (2, f"vllm-graft: {full_disk}\n")
+
+
 def test_items_lists_what_ships_and_what_is_installed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -100,6 +110,8 @@ def test_items_lists_what_ships_and_what_is_installed(
     assert rows["mute"]["summary"] == "", "the contract's own words are not the item's"
     assert (rows["my-sink"]["summary"], rows["my-sink"]["options"]) == ("Keep figures.", {"path": "x"})
     assert [key["name"] for key in rows["xtc"]["keys"]] == ["xtc_probability", "xtc_threshold"]
+    assert [key["name"] for key in rows["sink-window"]["keys"]] == ["kv_window"]
+    assert rows["xtc"]["summary"].endswith("."), "a whole sentence, though it takes several lines"
     assert len(document["findings"]) == 2
 
 
@@ -167,6 +179,36 @@ class Options(StatSink):
     Path("graft.toml").write_text('[defaults]\nstats = ["exits"]\n')
     assert main(["plan", "--model", "m"]) == 2
     assert "'exits' of acme-graft cannot be imported from exiting_item:X: SystemExit: 4" in capsys.readouterr().err
+    (tmp_path / "site" / "exiting_item.py").write_text("raise KeyboardInterrupt('on its own')\n")
+    assert main(["plan", "--model", "m"]) == 2
+    assert "exiting_item:X: KeyboardInterrupt: on its own" in capsys.readouterr().err
+
+
+def test_a_patch_that_is_tried_stands_on_those_beneath_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Reading cannot judge the property, so the patch is applied in a process, over the one that adds what it wraps."""
+    upstream = "class Thing:\n    @property\n    def shown(self): return 1\n"
+    patches = """
+from vllm_graft import VLLMPatch, add, wrap
+class Adds(VLLMPatch["trial_upstream:Thing"], name="adds"):
+    @add
+    def more(self): return 1
+class Outer:
+    class Wraps(VLLMPatch["trial_upstream:Thing"], name="wraps"):
+        @wrap
+        def more(self, call): return call()
+        @property
+        def shown(self): return self._original_shown
+"""
+    entries = {"adds": "trial_patches:Adds", "wraps": "trial_patches:Outer.Wraps"}
+    modules = {"trial_upstream": upstream, "trial_patches": patches}
+    lay_out(tmp_path / "site", "acme-graft", {"vllm_graft.plugins": entries}, modules)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    for names, status in (("adds,wraps", 0), ("wraps", 1)):
+        monkeypatch.setenv("VLLM_CUSTOM_PATCHES", names)
+        assert main(["plan", "--model", "m"]) == status, capsys.readouterr().out
+    assert "there is no 'more' to wrap" in capsys.readouterr().out
 
 
 def test_plan_shows_what_would_be_active_where_and_from_where(capsys: pytest.CaptureFixture[str]):
@@ -189,7 +231,7 @@ def test_plan_shows_what_would_be_active_where_and_from_where(capsys: pytest.Cap
 def test_plan_without_configuration_says_so(capsys: pytest.CaptureFixture[str]):
     """Nothing planned is no error."""
     assert main(["plan", "--model", "m"]) == 0
-    assert "nothing is planned for m: vLLM would run as it is" in capsys.readouterr().out
+    assert "nothing is planned for m: vLLM would run unmodified" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -204,7 +246,7 @@ def test_plan_without_configuration_says_so(capsys: pytest.CaptureFixture[str]):
         (
             '[defaults]\npatches = ["stat-logger-guard"]\n',
             {"VLLM_CUSTOM_PATCHES": ""},
-            "VLLM_CUSTOM_PATCHES is set and empty, which takes out the patches of graft.toml: stat-logger-guard",
+            "VLLM_CUSTOM_PATCHES is set but empty, which disables the patches in graft.toml: stat-logger-guard",
         ),
         ("[defaults]\nendpoint = false\n", {}, "graft.toml names no item"),
     ],
@@ -235,7 +277,7 @@ def test_plan_says_what_turns_it_off(capsys: pytest.CaptureFixture[str], monkeyp
     Path("graft.toml").write_text('[defaults]\npatches = ["stat-logger-guard"]\n')
     monkeypatch.setenv("GRAFT_DISABLE", "1")
     assert main(["plan", "--model", "m"]) == 0
-    assert "P011 warning: GRAFT_DISABLE: is set: vLLM runs as it is" in capsys.readouterr().out
+    assert "P011 warning: GRAFT_DISABLE: is set: vLLM runs unmodified" in capsys.readouterr().out
     assert main(["status"]) == 0
     assert "P011 warning: GRAFT_DISABLE: is set" in capsys.readouterr().out
     monkeypatch.delenv("GRAFT_DISABLE")
@@ -255,7 +297,7 @@ def test_plan_finds_a_patch_that_the_installed_vllm_is_too_new_for(
     assert main(["plan", "--model", "m"]) == 1
     shown = capsys.readouterr().out
     assert "P002 warning: vLLM: 0.99.0 is outside the tested range 0.26.0 to 0.33 (exclusive)" in shown
-    assert "P003 error: patch stat-logger-guard: it is written for vLLM >=0.26,<0.33, and 0.99.0 is installed" in shown
+    assert "P003 error: patch stat-logger-guard: it is written for vLLM >=0.26,<0.33, but 0.99.0 is installed" in shown
 
 
 @pytest.mark.parametrize(
@@ -266,7 +308,7 @@ def test_plan_finds_a_patch_that_the_installed_vllm_is_too_new_for(
             "@wrap\n    def schedul(self, call): return call()",
             "there is no 'schedul' to",
         ),
-        ("vllm.v1.core.sched.scheduler:Scheduler", "@add\n    def schedule(self): ...", "it adds 'schedule', and the"),
+        ("vllm.v1.core.sched.scheduler:Scheduler", "@add\n    def schedule(self): ...", "it adds 'schedule', but the"),
         (
             "vllm.core.scheduler:Scheduler",
             "@wrap\n    def schedule(self, call): return call()",
@@ -374,6 +416,7 @@ def test_plan_warns_of_a_folder_that_this_machine_lacks(capsys: pytest.CaptureFi
     assert main(["plan", "--model", "m"]) == 0
     shown = capsys.readouterr().out
     assert "P012 warning: stats request-log: would not start on this machine: its option 'path' names a" in shown
+    assert "[graft.toml:4]" in shown
     Path("graft.toml").write_text(text.format("."))
     assert main(["plan", "--model", "m"]) == 0
     assert "P012" not in capsys.readouterr().out
@@ -457,13 +500,13 @@ def test_status_without_a_server_says_where_it_looked(capsys: pytest.CaptureFixt
 def test_status_is_1_when_something_planned_is_missing(capsys: pytest.CaptureFixture[str]):
     """For scripts and probes."""
     plan = Plan((PlanItem("patch", "guard", "m:C", "p", ("engine",)),), model="m")
-    book = Ledger()
-    book.begin_run("run", plan)
-    book.open(Record.of_this_process("run", plan.hash, "m", ["engine"], "0.32.0", "V1"))
+    ledger = Ledger()
+    ledger.begin_run("run", plan)
+    ledger.open(Record.of_this_process("run", plan.hash, "m", ["engine"], "0.32.0", "V1"))
     assert main(["status"]) == 1
     shown = capsys.readouterr().out
     assert f"{os.getpid()}" in shown
-    assert "S001 error: patch guard: is planned and not active" in shown
+    assert "S001 error: patch guard: is planned but not active" in shown
     assert main(["status", "--json"]) == 1
     (server,) = json.loads(capsys.readouterr().out)
     assert server["findings"][0]["code"] == "S001"
@@ -558,16 +601,16 @@ def test_watching_clears_the_screen_of_a_terminal_only(terminal: bool, monkeypat
 def test_the_words_of_others_do_not_reach_the_terminal_as_orders(capsys: pytest.CaptureFixture[str]):
     """Names, reasons and errors are a plugin's or a client's: escapes and line ends in them are shown."""
     odd = "red \x1b[31m\nS001 error: forged \ud800"
-    book = Ledger()
+    ledger = Ledger()
     plan = Plan((PlanItem("stats", "sink", "m:C", "p", ("frontend",)),), model=odd)
-    book.begin_run("run", plan)
-    book.set_item("stats", "sink", "quarantined", odd)
-    book.open(Record.of_this_process("run", plan.hash, odd, ["frontend"], odd, "V1"))
-    assert book.record is not None
-    book.record.name, book.record.last_error = odd, odd
-    book.record.stalls = [Stall(odd, time.time(), odd, odd)]
-    book.hook("sink", odd, 50.0).count(1)
-    book.save()
+    ledger.begin_run("run", plan)
+    ledger.set_item("stats", "sink", "quarantined", odd)
+    ledger.open(Record.of_this_process("run", plan.hash, odd, ["frontend"], odd, "V1"))
+    assert ledger.record is not None
+    ledger.record.name, ledger.record.last_error = odd, odd
+    ledger.record.stalls = [Stall(odd, time.time(), odd, odd)]
+    ledger.hook("sink", odd, 50.0).count(1)
+    ledger.save()
     main(["status"])
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
@@ -577,13 +620,13 @@ def test_the_words_of_others_do_not_reach_the_terminal_as_orders(capsys: pytest.
 
 def test_the_hooks_of_an_item_are_named_with_their_cost(capsys: pytest.CaptureFixture[str]):
     """An author with several methods must see which of them is slow."""
-    book = Ledger()
+    ledger = Ledger()
     plan = Plan((PlanItem("scheduler", "fair", "m:C", "p", ("frontend",)),), model="m")
-    book.begin_run("run", plan)
-    book.set_item("scheduler", "fair", "applied")
-    book.open(Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1"))
+    ledger.begin_run("run", plan)
+    ledger.set_item("scheduler", "fair", "applied")
+    ledger.open(Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1"))
     for name, took in (("push", 10_000), ("pop", 900_000)):
-        book.hook("fair", name, 1000.0).count(took)
+        ledger.hook("fair", name, 1000.0).count(took)
     assert main(["status"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "fair: applied, 2 calls (push 1 p99 10 us of 1000, pop 1 p99 900 us of 1000)" in shown

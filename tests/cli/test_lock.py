@@ -114,6 +114,40 @@ def test_what_a_start_refuses_is_not_locked(there: str, trees: Path, capsys: pyt
     assert lock.read_text() == before
 
 
+def test_what_only_a_trial_shows_is_not_locked(trees: Path, capsys: pytest.CaptureFixture[str]):
+    """A dataclass keeps the default of a field, which only the loaded class shows; a missing lock is no obstacle."""
+    (trees / "site" / "graft_upstream.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Data:\n    size: int = 1\n    COUNT = 1\n"
+    )
+    text = PATCHES.replace("vllm.made:Thing", "graft_upstream:Data").replace(', vllm=">=0.90"', ", locked=True")
+    patches = trees / "site" / "graft_made" / "patches.py"
+    for name, state in (("size", "refused"), ("COUNT", "new")):
+        patches.write_text(f"{text.partition('    @wrap')[0]}    {name} = replace(5)\n")
+        sys.modules.pop("graft_made.patches", None)
+        assert main(["lock", "--json"]) == (state == "refused")
+        (row,) = rows(capsys)
+        assert row["state"] == state
+        assert (trees / "site" / "graft_made" / "patches.lock").exists() == (state == "new")
+
+
+def test_a_build_that_stands_for_a_release_is_not_tried(
+    trees: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A trial judges by the installed version, and without the lock it would refuse every development build."""
+    tried: list[str] = []
+    monkeypatch.setattr("vllm_graft.cli.lock.try_in_child", lambda name, **_: tried.append(name))
+    (trees / "site" / "graft_upstream.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Data:\n    COUNT = 1\n"
+    )
+    text = PATCHES.replace("vllm.made:Thing", "graft_upstream:Data")
+    patches = trees / "site" / "graft_made" / "patches.py"
+    patches.write_text(f"{text.partition('    @wrap')[0]}    COUNT = replace(5)\n")
+    sys.modules.pop("graft_made.patches", None)
+    assert main(["lock", "--as", "0.99.0", "--json"]) == 0
+    assert [(row["release"], row["state"]) for row in rows(capsys)] == [("0.99.0", "new")]
+    assert tried == []
+
+
 def test_releases_out_of_range_and_builds_of_no_release(trees: Path, capsys: pytest.CaptureFixture[str]):
     """A patch is not locked where it is not meant to run; a development build needs a name."""
     version = trees / "0.90.0" / "vllm" / "_version.py"

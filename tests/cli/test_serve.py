@@ -92,7 +92,7 @@ def test_warnings_are_one_line_each_and_the_server_starts(site, started, capsys,
     warning, last = capsys.readouterr().err.splitlines()
     assert warning.startswith("D006 warning: plugin 'routes' of mine: is not loaded")
     assert "Next:" not in warning
-    assert last == "vllm-graft: starting all the same; `vllm-graft doctor` has the next steps"
+    assert last == "vllm-graft: starting anyway; `vllm-graft doctor` has the next steps"
 
 
 def test_the_working_directory_counts_as_it_does_for_the_server(site, started, capsys, tmp_path):
@@ -122,7 +122,7 @@ def test_a_doctor_that_fails_does_not_keep_a_server_from_starting(site, started,
     monkeypatch.setattr("vllm_graft.doctor.examine", broken)
     assert main(["serve", "org/model"]) == 0
     assert len(started) == 1
-    assert "the doctor failed, starting without: RecursionError('too deep')" in capsys.readouterr().err
+    assert "the doctor failed, starting without it: RecursionError('too deep')" in capsys.readouterr().err
 
 
 def test_a_refusal_takes_a_second_and_imports_neither_vllm_nor_a_plugin(tmp_path: Path):

@@ -53,12 +53,18 @@ class TestRefusals:
             (["simulate"], "--model: no model is named. Next: name one"),
             (["simulate", "--model", "llama-3-8b"], "--device: no device is named. Next: name one"),
             (["simulate", "--model", "llama-9b", "--device", "H200"], "nor a shape of that name (did you mean 'llama-"),
-            (["simulate", "--model", "list.json", "--device", "H200"], "list.json: is no JSON object but list. Next: "),
+            (
+                ["simulate", "--model", "list.json", "--device", "H200"],
+                "list.json: is not a JSON object but list. Next: ",
+            ),
             ([*BASE[:3], "--device", "H2000"], "--device: there is no device 'H2000' (did you mean 'H200'?)"),
-            ([*BASE, "--speed", "0"], "--speed: speed must be a number above 0 or 'virtual', and is '0'"),
-            ([*BASE, "--speed", "virtual"], "--speed: virtual time belongs to one process, and a server has several"),
-            ([*BASE, "--acceptance", "2"], "--acceptance: acceptance must be a number from 0 to 1, and is '2'"),
-            ([*BASE, "--output-tokens", "x"], "--output-tokens: output_tokens must be a number, 0 or more, and is 'x'"),
+            ([*BASE, "--speed", "0"], "--speed: speed must be a number above 0 or 'virtual', but is '0'"),
+            (
+                [*BASE, "--speed", "virtual"],
+                "--speed: virtual time works only in a single process, but a server has several",
+            ),
+            ([*BASE, "--acceptance", "2"], "--acceptance: acceptance must be a number from 0 to 1, but is '2'"),
+            ([*BASE, "--output-tokens", "x"], "--output-tokens: output_tokens must be a number, 0 or more, but is 'x'"),
             ([*BASE, "--json"], "--json: there are no figures without a workload. Next: add --workload FILE"),
             ([*BASE, "--per-request", "x"], "--per-request: there are no figures without a workload"),
             ([*BASE, "--workload", "none.jsonl"], "none.jsonl: the workload cannot be read: No such file"),
@@ -70,11 +76,11 @@ class TestRefusals:
             ),
             (
                 [*LARGE, "-tp", "1"],
-                "--model: the weights of llama-3-70b take 141.1 GB of each of 1 H100, and 84.2 GB can be used",
+                "--model: the weights of llama-3-70b take 141.1 GB of each of 1 H100, but only 84.2 GB can be used",
             ),
             ([*LARGE, "-tp", "4", "-tp=1"], "take 141.1 GB of each of 1 H100"),
             ([*MIXTURE, "-dp", "1"], "the weights of qwen3-30b-a3b take 61.1 GB of each of 1 L40S"),
-            ([*LARGE, "-tp", "2", "--device_memory_utilization", "0.5"], "take 70.6 GB of each of 2 H100, and 41"),
+            ([*LARGE, "-tp", "2", "--device_memory_utilization", "0.5"], "take 70.6 GB of each of 2 H100, but only 41"),
         ],
     )
     def test_a_mistake_is_one_paragraph_and_status_2(
@@ -486,7 +492,7 @@ def test_an_engine_that_dies_in_the_middle(graft: Session, scratch: Path):
     output = run.end()
     assert run.process.returncode == 2, (output, run.shown[-3000:])
     assert output == b""
-    assert b"engine core: the engine died in the middle of the run. Next: look for its last words above" in run.shown
+    assert b"engine core: the engine died in the middle of the run. Next: see its last messages above" in run.shown
     assert leftovers(run.process.pid) == []
     assert left_in(scratch) == []
 

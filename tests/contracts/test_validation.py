@@ -97,23 +97,28 @@ WRONG = [
     (strategy(step=lambda self, logits: None), "is called as step(logits, rows) and cannot take that"),
     (strategy(open=lambda self: None), "is called as open(slot, params) and cannot take that"),
     (strategy(step=never_awaited), "has step(logits, rows) as a coroutine or generator"),
-    (strategy(step=3), "has something else than a method under the name step"),
+    (strategy(step=3), "has something other than a method under the name step"),
     (strategy(setup=lambda self: None), "is called as setup(model)"),
     (strategy(sampled=lambda self, tokens: None), "is called as sampled(tokens, rows)"),
-    (strategy(check=instance_check), "has check(params) as a method of its instances"),
+    (strategy(check=instance_check), "has check(params) as an instance method"),
     (strategy(__init__=needs_path), "has a constructor that also needs path"),
     (strategy(keys=()), "declares no keys, so no request could ask for it"),
     (strategy(keys="force"), "has keys that are not a list of Key or names: 'force'"),
     (strategy(keys=(3,)), "has keys that are not a list of Key or names"),
+    (strategy(keys={"force": 0.5}), "has keys that are not a list of Key or names: {'force': 0.5}"),
+    (strategy(keys=(key for key in ON)), "has keys that are not a list of Key or names: <generator"),
+    (strategy(keys=(Key("x", default={1}),)), "has the key 'x' with the default {1}, which no request could carry"),
     (strategy(keys=(Key("x", "flaot"),)), "has the key 'x' of the type 'flaot' (did you mean 'float'?)"),
     (strategy(keys=(Key("top_k", "int", 0),)), "has a key 'top_k', which is a field of vLLM's own requests"),
     (strategy(keys=(Key("x", aliases=("temperature",)),)), "has a key 'temperature', which is a field of vLLM's own"),
     (strategy(keys=(Key("x"), Key("y", aliases=("x",)))), "has the key 'x' twice"),
     (strategy(keys=(Key("x", "int", "many"),)), "has the key 'x' with the default 'many', which is not a whole number"),
     (strategy(keys=(Key("x", "int", 1, low=5, high=2),)), "has the key 'x' with low 5 above high 2"),
-    (strategy(keys=(Key("x", "int", 9, low=0, high=5),)), "has the key 'x' with the default 9, and it must be a whole"),
-    (strategy(keys=(Key("x", "list[str]", ["a", "b"], high=1),)), "has the key 'x' with the default ['a', 'b'], and"),
+    (strategy(keys=(Key("x", "int", 9, low=0, high=5),)), "has the key 'x' with the default 9, but it must be a whole"),
+    (strategy(keys=(Key("x", "list[str]", ["a", "b"], high=1),)), "has the key 'x' with the default ['a', 'b'], but"),
     (strategy(keys=("",)), "has a key without a name"),
+    (strategy(window="64"), "has the window '64', which is not a number of tokens"),
+    (strategy(window=-1), "has the window -1, which is not a number of tokens"),
     (strategy(stage="penalties"), "has the stage 'penalties' (did you mean 'penalty'?)"),
 ]
 
@@ -153,7 +158,8 @@ def test_what_fulfils_its_contract_passes():
         def check(cls, params):
             """On the class."""
 
-    for kind in (Whole, Own, strategy(open=nothing, step=nothing), strategy(keys=("bare",))):
+    computed = strategy(window=property(lambda self: 64))
+    for kind in (Whole, Own, computed, strategy(open=nothing, step=nothing), strategy(keys=("bare",))):
         assert find_mistake(kind) is None
     assert find_mistake(without(Sampler, sample=nothing), {"every_request": True}) is None
     assert find_mistake(int) is None
@@ -252,8 +258,14 @@ class Queue(AdmissionQueue):
         (strategy(keys=(Key("on", "float", low="3"),)), "with the limit '3', which is not a number"),
         (strategy(keys=(Key("on", "float", high=float("nan")),)), "with the limit nan, which is not a number"),
         (strategy(row_budget_us="x"), "has the row_budget_us 'x', which is not a time"),
-        (without(StatSink, finished=nothing, check_options=nothing), "has check_options(options) as a method of"),
-        (without(StatSink, finished=nothing, check_machine=nothing), "has check_machine(options) as a method of"),
+        (
+            without(StatSink, finished=nothing, check_options=nothing),
+            "has check_options(options) as an instance method",
+        ),
+        (
+            without(StatSink, finished=nothing, check_machine=nothing),
+            "has check_machine(options) as an instance method",
+        ),
     ],
 )
 def test_what_would_fail_at_the_start_or_never_be_called(kind: type, said: str):

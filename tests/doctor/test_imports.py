@@ -144,7 +144,7 @@ def test_what_lives_beside_a_loaded_engine_may_import_it(imported):
 def test_a_detector_is_called_and_what_it_raises_is_an_error(imported):
     (finding,) = imported("def register():\n    raise RuntimeError('no driver')\n", PLATFORM)
     assert (finding.code, finding.level) == ("D009", "error")
-    assert finding.what.startswith("its detector raises RuntimeError: no driver, which vLLM does not show")
+    assert finding.what.startswith("its detector raises RuntimeError: no driver; vLLM does not show that")
 
 
 def test_a_detector_that_never_returns_or_crashes_is_an_error(imported):

@@ -93,7 +93,7 @@ class TestTheList:
         site.environ["VLLM_PLUGINS"] = ""
         assert "Processor" in beside.vllm(build()).value
         (finding,) = site.found("D006")
-        assert "loads it all the same" in finding.what
+        assert "loads it anyway" in finding.what
 
     def test_d006_endpoints_load_only_where_it_names_them(self, beside, lay, site):
         text = "class Routes:\n    name, required_tasks = 'mine', None\n    def __getattr__(self, name): return print\n"
@@ -138,7 +138,7 @@ class TestMetadata:
         assert "mine" not in loaded.value
         assert [line.partition(" (")[0] for line in loaded.log] == ["ERROR Failed to load plugin mine"]
         (finding,) = site.found("D007")
-        assert "goes on without it" in finding.what
+        assert "continues without it" in finding.what
         lay("def other(): ...\n", PROCESSORS, "Processor")
         assert beside.vllm(build()).error.startswith("RuntimeError: Failed to load LogitsProcessor plugin")
         (finding,) = site.found("D007")
@@ -331,7 +331,7 @@ class TestProcessors:
         assert "Processor" not in dropped.value
         assert not any("mine" in line for line in dropped.log)
         (finding,) = site.found("D015")
-        assert "does not say so" in finding.what
+        assert "silently does not load it" in finding.what
         assert beside.vllm(build(["mine_plugin:Processor"], speculative=True)).error.startswith("ValueError")
         site.arguments += ["--logits-processors", "mine_plugin:Processor"]
         assert {finding.level for finding in site.found("D015")} == {"error", "warning"}

@@ -24,19 +24,19 @@ from vllm_graft.ledger import current
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-run, book = f"{os.getpid()}-aa", current()
-book.begin_run(run, Plan())
-book.open(Record.of_this_process(run, Plan().hash, "m", ["frontend"], "0.32.0", "V1"))
+run, ledger = f"{os.getpid()}-aa", current()
+ledger.begin_run(run, Plan())
+ledger.open(Record.of_this_process(run, Plan().hash, "m", [ROLE], "0.32.0", "V1"))
 if READY:
-    book.set_ready()
+    ledger.set_ready()
 open(FILE, "w").close()
 time.sleep(300)
 """
 """A program that records itself as a server does, and hears no signal, as vLLM while it loads a model."""
 
 
-def deaf(tmp_path: Path, *arguments: str, ready: bool) -> ServerProcess:
-    code = DEAF.replace("READY", str(ready)).replace("FILE", repr(str(tmp_path / "up")))
+def deaf(tmp_path: Path, *arguments: str, ready: bool, role: str = "frontend") -> ServerProcess:
+    code = DEAF.replace("READY", str(ready)).replace("FILE", repr(str(tmp_path / "up"))).replace("ROLE", repr(role))
     env = {"GRAFT_STATE_DIR": str(tmp_path)}
     started = ServerProcess(arguments, env=env, program=[sys.executable, "-c", code], log=tmp_path / "log").start()
     deadline = time.monotonic() + 60
@@ -56,14 +56,29 @@ def test_a_server_that_starts_unseen_is_not_waited_for(tmp_path: Path, monkeypat
     assert time.monotonic() - began < 30
 
 
-def test_one_that_may_serve_is_given_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Somebody may wait for an answer of its."""
+@pytest.mark.parametrize("role", ["frontend", "engine"])
+def test_one_that_may_serve_is_given_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str):
+    """A client may still wait for its answer; the engine of a node without a front end serves, too."""
     monkeypatch.setattr(module, "_STOP_S", 2.0)
     monkeypatch.setattr(module, "_STOP_EARLY_S", 0.0)
-    started = deaf(tmp_path, "--config=x.yaml", ready=True)
+    started = deaf(tmp_path, "--config=x.yaml", ready=True, role=role)
     began = time.monotonic()
     started.stop()
     assert time.monotonic() - began >= 2.0
+
+
+@pytest.mark.parametrize("argument", ["--port=0", "--uds=/tmp/socket", "--ssl-keyfile=key.pem"])
+def test_one_whose_health_cannot_be_asked_for_serves_by_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str
+):
+    """Else `serve` would show no table, and call its end one before it served."""
+    monkeypatch.setattr(module, "_STOP_S", 0.0)
+    monkeypatch.setattr(ServerProcess, "health", lambda self: 0)
+    started = deaf(tmp_path, argument, ready=True)
+    try:
+        assert started.wait_healthy(timeout_s=10) is started
+    finally:
+        started.stop()
 
 
 def test_what_does_not_speak_http_is_not_healthy():
@@ -94,6 +109,39 @@ sys.exit(watch(ServerProcess(["--port", str(free_port())], program=[sys.executab
 def test_serve_stops_its_server_on_a_signal(tmp_path: Path, signum: signal.Signals):
     """A closed terminal too: the server has a session of its own, and would go on alone."""
     ends(tmp_path, signum)
+
+
+def test_a_signal_while_the_process_is_made_leaves_no_server(tmp_path: Path):
+    """The signal comes when the child exists and ``Popen`` has not returned yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED],
+        env={**os.environ, "GRAFT_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    pid = int(done.stdout.split()[0])
+    left = Path(f"/proc/{pid}").exists()
+    if left:
+        os.kill(pid, signal.SIGKILL)
+    assert (done.returncode, left) == (0, False), done.stderr
+
+
+SIGNALLED = """
+import os, signal, subprocess, sys
+from vllm_graft.cli.serve import watch
+from vllm_graft.launcher.server import ServerProcess, free_port
+
+class Signalled(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+program = [sys.executable, "-c", "import time; time.sleep(300)"]
+sys.exit(watch(ServerProcess(["--port", str(free_port())], program=program, popen=Signalled)))
+"""
 
 
 def test_serve_goes_on_under_nohup(tmp_path: Path):
@@ -134,7 +182,7 @@ def ends(tmp_path: Path, signum: signal.Signals, first: signal.Signals | None = 
 @pytest.mark.parametrize("port", ["abc", "-5", "65536", "1e3", "²"])
 def test_a_port_that_is_none_is_refused(port: str):
     """Before anything is started, and without a traceback."""
-    with pytest.raises(ConfigError, match="--port: must be a port, 0 to 65535, and is"):
+    with pytest.raises(ConfigError, match="--port: must be a port, 0 to 65535, but is"):
         ServerProcess(["--port", port])
 
 

@@ -296,3 +296,9 @@ def test_a_reason_names_the_place():
     with pytest.raises(OSError, match="gone") as caught:
         throw(OSError("gone"))()
     assert reason_of(caught.value).startswith(f"OSError: gone at {__file__}:")
+
+
+def test_a_reason_can_be_sent():
+    """An exception may repeat an unpaired surrogate, which neither JSON nor msgpack takes as it is."""
+    reason_of(ValueError("half \ud800")).encode()
+    assert reason_of(ValueError("half \ud800, größe 🙂")) == r"ValueError: half \ud800, größe 🙂"

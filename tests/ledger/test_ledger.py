@@ -41,14 +41,14 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(role: Role = "frontend", run: str = "run") -> Ledger:
-    book = Ledger()
-    book.begin_run(run, PLAN)
-    book.set_item("patch", "everywhere", "applied")
+    ledger = Ledger()
+    ledger.begin_run(run, PLAN)
+    ledger.set_item("patch", "everywhere", "applied")
     if role == "frontend":
-        book.set_item("stats", "sink", "applied")
+        ledger.set_item("stats", "sink", "applied")
     roles: list[Role] = ["frontend", "engine", "worker"] if role == "frontend" else [role]
-    book.open(Record.of_this_process(run, PLAN.hash, "m", roles, "0.32.0", "V1"))
-    return book
+    ledger.open(Record.of_this_process(run, PLAN.hash, "m", roles, "0.32.0", "V1"))
+    return ledger
 
 
 def in_child(target: object, *args: object) -> multiprocessing.process.BaseProcess:
@@ -60,10 +60,10 @@ def in_child(target: object, *args: object) -> multiprocessing.process.BaseProce
 
 def test_a_running_process_is_seen_with_its_items_and_calls():
     """What is written is what status reads."""
-    book = opened()
-    meter = book.hook("sink", "finished", 50.0)
+    ledger = opened()
+    meter = ledger.hook("sink", "finished", 50.0)
     meter.count(7_000)
-    book.save()
+    ledger.save()
     (view,) = runs()
     (process,) = view.processes
     assert process.life == "running"
@@ -83,11 +83,11 @@ def test_the_folder_and_the_files_are_the_owners_alone(state: Path):
 
 def test_a_missing_item_is_an_error_that_names_the_process():
     """A record without a planned item is worse than no record."""
-    book = opened("engine")
-    book.forget_items()
-    assert book.record is not None
-    book.record.items.clear()
-    book.save()
+    ledger = opened("engine")
+    ledger.forget_items()
+    assert ledger.record is not None
+    ledger.record.items.clear()
+    ledger.save()
     (view,) = runs()
     (finding,) = view.findings()
     assert (finding.code, finding.level) == ("S001", "error")
@@ -97,12 +97,12 @@ def test_a_missing_item_is_an_error_that_names_the_process():
 
 def opened_alone() -> Ledger:
     """A front end of which no engine and no worker has reported."""
-    book = opened()
-    assert book.record is not None
-    book.record.roles.remove("engine")
-    book.record.roles.remove("worker")
-    book.save()
-    return book
+    ledger = opened()
+    assert ledger.record is not None
+    ledger.record.roles.remove("engine")
+    ledger.record.roles.remove("worker")
+    ledger.save()
+    return ledger
 
 
 def test_a_front_end_without_an_engine_is_not_proven():
@@ -112,7 +112,7 @@ def test_a_front_end_without_an_engine_is_not_proven():
         ("S007", "error", "engine"),
         ("S007", "error", "worker"),
     ]
-    assert "see that vllm-graft is installed there" in runs()[0].findings()[0].fix
+    assert "check that vllm-graft is installed there" in runs()[0].findings()[0].fix
 
 
 def test_a_server_that_starts_is_not_blamed():
@@ -127,12 +127,12 @@ def test_a_server_that_starts_is_not_blamed():
 
 def headless(kind: Headless, since: float = 0.0) -> Ledger:
     """The process that starts a node without a front end, so many seconds ago."""
-    book = opened_alone()
-    assert book.record is not None
-    book.record.headless = kind
-    book.record.since -= since
-    book.save()
-    return book
+    ledger = opened_alone()
+    assert ledger.record is not None
+    ledger.record.headless = kind
+    ledger.record.since -= since
+    ledger.save()
+    return ledger
 
 
 @pytest.mark.parametrize(("age", "level"), [(0, "warning"), (comparison.REPORT_S + 1, "error")])
@@ -154,8 +154,8 @@ def test_a_headless_node_of_workers_expects_no_engine():
 
 def test_a_headless_node_has_started_when_its_engine_runs():
     """However long the model takes to load; what is not in use then is an error."""
-    book = headless("engines", 10 * comparison.REPORT_S)
-    front = book.read_all_processes()[0][0]
+    ledger = headless("engines", 10 * comparison.REPORT_S)
+    front = ledger.read_all_processes()[0][0]
     item = {"point": "scheduler", "name": "fair", "state": "armed", "reason": "nothing has used it yet"}
     plan = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m")
     engine = {**front, "pid": 1, "roles": ["engine"], "headless": "", "plan": plan.hash, "items": [item]}
@@ -181,15 +181,15 @@ def _open_as_engine_and_die() -> None:
 
 def test_a_process_that_is_asked_says_its_own_queue_and_leaves_the_others_to_them():
     """An engine or worker stands still while it answers: a thousand tenants of each engine would take a while."""
-    book = opened_alone()
+    ledger = opened_alone()
     in_child(_publish_as_engine_and_die)
-    theirs, mine = book.rows()
+    theirs, mine = ledger.rows()
     assert (theirs["queue"], mine["queue"]) == ([], [])
-    book.queue_statistics("fair").write(0, LabelStatistics("tenant", "acme", waiting=3))
-    theirs, mine = book.rows()
+    ledger.queue_statistics("fair").write(0, LabelStatistics("tenant", "acme", waiting=3))
+    theirs, mine = ledger.rows()
     assert theirs["queue"] == []
     assert [row["value"] for row in mine["queue"]] == ["acme"]
-    theirs, mine = book.read_all_processes()[0]
+    theirs, mine = ledger.read_all_processes()[0]
     assert [row["value"] for row in theirs["queue"]] == ["globex"], "a front end shows those of its machine"
 
 
@@ -258,43 +258,43 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]
 
 def test_a_quarantine_is_recorded_on_a_full_disk(disk: SmallDisk):
     """The record has room to spare, and is written in place."""
-    book = opened()
+    ledger = opened()
     disk.fill()
-    book.put_aside("sink", "ValueError: boom")
-    book.save()
+    ledger.put_aside("sink", "ValueError: boom")
+    ledger.save()
     assert [finding.code for finding in runs()[0].findings()] == ["S005"]
     disk.free()
-    book.save()
+    ledger.save()
     assert [finding.code for finding in runs()[0].findings()] == ["S005"]
 
 
 def test_a_record_that_cannot_be_written_is_a_finding_until_it_is(disk: SmallDisk):
     """What does not fit in its place either shows as out of date, and is written once there is room."""
-    book = opened()
+    ledger = opened()
     disk.fill()
-    book.set_item("stats", "sink", "quarantined", "x" * 20_000)
-    book.save()
+    ledger.set_item("stats", "sink", "quarantined", "x" * 20_000)
+    ledger.save()
     stale = {finding.code: finding for finding in runs()[0].findings()}
     assert "S005" not in stale
     assert stale["S019"].level == "error"
     assert "could not write its record, so what is shown may be out of date: No space left" in stale["S019"].what
     disk.free()
-    book.retry()
+    ledger.retry()
     assert [finding.code for finding in runs()[0].findings()] == ["S005"]
 
 
 def test_a_process_that_could_not_record_itself_does_so_later(disk: SmallDisk):
     """A full disk at the start hides a server only for as long as it is full."""
     disk.fill()
-    book = opened()
+    ledger = opened()
     assert runs() == []
-    live = book.view()
+    live = ledger.view()
     assert live is not None
     assert live.unsaved == f"the disk of {folder.home_in(disk.place)} is full"
     (finding,) = [each for each in comparison.findings_of([live.as_dict(live=True)], PLAN) if each.code == "S019"]
     assert finding.level == "warning", "what the process says itself is right"
     disk.free()
-    book.retry()
+    ledger.retry()
     assert [process.life for process in runs()[0].processes] == ["running"]
     assert runs()[0].findings() == []
 
@@ -302,17 +302,17 @@ def test_a_process_that_could_not_record_itself_does_so_later(disk: SmallDisk):
 @pytest.mark.parametrize("what", ["state", "run", "files"])
 def test_records_that_somebody_removed_are_written_again(state: Path, what: str):
     """As a cleaner of temporary folders does; counters and figures go on, and the plan is there too."""
-    book = opened()
-    book.hook("sink", "finished", 50.0).count(7_000)
+    ledger = opened()
+    ledger.hook("sink", "finished", 50.0).count(7_000)
     row = LabelStatistics("tenant", "acme", waiting=3)
-    book.queue_statistics("fair").write(0, row)
-    assert book.home is not None
+    ledger.queue_statistics("fair").write(0, row)
+    assert ledger.home is not None
     if what == "files":
-        for path in book.home.iterdir():
+        for path in ledger.home.iterdir():
             path.unlink()
     else:
-        shutil.rmtree(state if what == "state" else book.home)
-    book.retry()
+        shutil.rmtree(state if what == "state" else ledger.home)
+    ledger.retry()
     (view,) = runs()
     assert view.findings() == []
     assert view.plan.hash == PLAN.hash
@@ -320,62 +320,62 @@ def test_records_that_somebody_removed_are_written_again(state: Path, what: str)
     figures = view.processes[0].queue
     assert figures is not None
     assert [(each.value, each.waiting) for each in figures.rows] == [("acme", 3)]
-    book.hook("sink", "finished").count(1)
+    ledger.hook("sink", "finished").count(1)
     assert runs()[0].processes[0].calls("sink") == 2
 
 
 def test_a_folder_that_somebody_removed_is_said_to_be_gone():
     """Until it is there again: processes that died before are in no record any more."""
-    book = opened()
-    assert book.home is not None
-    assert book.read_all_processes()[1] == []
-    shutil.rmtree(book.home)
-    (row,), (finding,) = book.read_all_processes()
+    ledger = opened()
+    assert ledger.home is not None
+    assert ledger.read_all_processes()[1] == []
+    shutil.rmtree(ledger.home)
+    (row,), (finding,) = ledger.read_all_processes()
     assert (row["life"], finding.code, finding.level) == ("running", "S018", "warning")
-    assert finding.what.startswith("is gone: processes that live write theirs again")
-    book.retry()
-    assert book.read_all_processes()[1] == []
+    assert finding.what.startswith("is gone: running processes write theirs again")
+    ledger.retry()
+    assert ledger.read_all_processes()[1] == []
 
 
 def test_a_plan_that_somebody_removed_is_written_again_by_any_process(monkeypatch: pytest.MonkeyPatch):
     """A launcher of several API servers waits for them, and may be held up: they have the plan too."""
-    book = opened()
-    assert book.home is not None
-    book._own_run = None
-    (book.home / reading.PLAN_FILE).unlink()
-    book.retry()
+    ledger = opened()
+    assert ledger.home is not None
+    ledger._own_run = None
+    (ledger.home / reading.PLAN_FILE).unlink()
+    ledger.retry()
     assert [finding.code for finding in runs()[0].findings()] == ["S018"], "nobody here has it"
     monkeypatch.setenv("GRAFT_PLAN", PLAN.to_json())
-    book.retry()
+    ledger.retry()
     (view,) = runs()
     assert (view.findings(), view.plan.hash) == ([], PLAN.hash)
 
 
 def test_a_record_alone_is_written_again_over_counters_that_stay():
     """The file of counters is mapped: it must not be made anew while it is there."""
-    book = opened()
-    assert book.home is not None
-    counters = book.home / f"{os.getpid()}.cells"
+    ledger = opened()
+    assert ledger.home is not None
+    counters = ledger.home / f"{os.getpid()}.cells"
     before = counters.stat().st_ino
-    (book.home / f"{os.getpid()}.json").unlink()
-    book.retry()
+    (ledger.home / f"{os.getpid()}.json").unlink()
+    ledger.retry()
     assert len(runs()[0].processes) == 1
     assert counters.stat().st_ino == before
 
 
 def test_a_record_that_cannot_be_written_again_is_said_once(state: Path, caplog: pytest.LogCaptureFixture):
     """And the process goes on."""
-    book = opened()
+    ledger = opened()
     shutil.rmtree(state)
     state.write_text("")
     for _ in range(3):
-        book.retry()
+        ledger.retry()
     assert caplog.text.count("is gone and cannot be written again") == 1
-    view = book.view()
+    view = ledger.view()
     assert view is not None
     assert view.unsaved
     state.unlink()
-    book.retry()
+    ledger.retry()
     assert len(runs()) == 1
 
 
@@ -390,9 +390,9 @@ def test_a_record_that_cannot_be_written_again_is_said_once(state: Path, caplog:
 )
 def test_every_bad_state_has_a_code_and_a_next_step(state_name: str, code: str, level: str):
     """The reason travels with the finding."""
-    book = opened()
-    book.set_item("patch", "everywhere", state_name, "because")  # type: ignore[arg-type]
-    book.save()
+    ledger = opened()
+    ledger.set_item("patch", "everywhere", state_name, "because")  # type: ignore[arg-type]
+    ledger.save()
     (finding,) = runs()[0].findings()
     assert (finding.code, finding.level) == (code, level)
     assert finding.what == f"is {state_name}: because"
@@ -459,25 +459,25 @@ def _open_and_end_and_raise() -> None:
 
 def test_taking_a_process_down_does_not_undo_its_failure():
     """The front end hears of a failed engine from the engine itself, and then stops it."""
-    book = opened()
+    ledger = opened()
     context = multiprocessing.get_context("fork")
-    child = context.Process(target=_open_fail_and_wait, args=(book,))
+    child = context.Process(target=_open_fail_and_wait, args=(ledger,))
     child.start()
     deadline = time.monotonic() + 20
     while not any(each.life == "died" for each in runs()[0].processes) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert child.pid is not None
-    book.mark_stopped([child.pid])
+    ledger.mark_stopped([child.pid])
     child.kill()
     child.join()
     lives = {process.record.pid: process.life for process in runs()[0].processes}
     assert lives == {os.getpid(): "running", child.pid: "died"}
 
 
-def _open_fail_and_wait(book: Ledger) -> None:
-    book.forked()
-    book.open(Record.of_this_process("run", PLAN.hash, "m", ["engine"], "0.32.0", "V1"))
-    book.fail("RuntimeError: boom")
+def _open_fail_and_wait(ledger: Ledger) -> None:
+    ledger.forked()
+    ledger.open(Record.of_this_process("run", PLAN.hash, "m", ["engine"], "0.32.0", "V1"))
+    ledger.fail("RuntimeError: boom")
     time.sleep(60)
 
 
@@ -493,16 +493,16 @@ def _open_unfinished() -> None:
 
 def test_a_process_taken_down_with_its_server_has_not_died():
     """vLLM kills children that are slow to end: their parent marks them first, and only those that still live."""
-    book = opened()
+    ledger = opened()
     dead = in_child(_open_and_die)
     context = multiprocessing.get_context("fork")
-    child = context.Process(target=_open_and_wait, args=(book,))
+    child = context.Process(target=_open_and_wait, args=(ledger,))
     child.start()
     deadline = time.monotonic() + 20
     while len(runs()[0].processes) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert child.pid is not None
-    book.mark_stopped([child.pid])
+    ledger.mark_stopped([child.pid])
     child.kill()
     child.join()
     lives = {process.record.pid: process.life for process in runs()[0].processes}
@@ -511,11 +511,11 @@ def test_a_process_taken_down_with_its_server_has_not_died():
 
 def test_a_killed_process_has_died_however_soon_its_parent_hears_of_it():
     """Its files close, which wakes the parent, before it is a zombie: taking it down then does not whitewash it."""
-    book = opened()
+    ledger = opened()
     context = multiprocessing.get_context("fork")
     killed = []
     for _ in range(25):
-        child = context.Process(target=_open_and_wait, args=(book,))
+        child = context.Process(target=_open_and_wait, args=(ledger,))
         child.start()
         deadline = time.monotonic() + 20
         while len(runs()[0].processes) < len(killed) + 2 and time.monotonic() < deadline:
@@ -523,16 +523,16 @@ def test_a_killed_process_has_died_however_soon_its_parent_hears_of_it():
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         multiprocessing.connection.wait([child.sentinel])
-        book.mark_stopped([child.pid])
+        ledger.mark_stopped([child.pid])
         child.join()
         killed.append(child.pid)
     lives = {process.record.pid: process.life for process in runs()[0].processes}
     assert lives == {os.getpid(): "running"} | dict.fromkeys(killed, "died")
 
 
-def _open_and_wait(book: Ledger) -> None:
-    book.forked()
-    book.open(Record.of_this_process("run", PLAN.hash, "m", ["worker"], "0.32.0", "V1"))
+def _open_and_wait(ledger: Ledger) -> None:
+    ledger.forked()
+    ledger.open(Record.of_this_process("run", PLAN.hash, "m", ["worker"], "0.32.0", "V1"))
     time.sleep(60)
 
 
@@ -565,12 +565,12 @@ def test_old_records_are_forgotten_after_a_day(state: Path):
 @pytest.mark.parametrize(("beats", "stays"), [(True, True), (False, False)])
 def test_a_server_of_another_container_lives_by_its_signs_of_life(state: Path, beats: bool, stays: bool):
     """On tmpfs counting through a memory map leaves the times of files as they were at the start."""
-    book = opened()
-    assert book.record is not None
-    book.record.namespace = "pid:[1]"
-    book.save()
+    ledger = opened()
+    assert ledger.record is not None
+    ledger.record.namespace = "pid:[1]"
+    ledger.save()
     if beats:
-        book.beat()
+        ledger.beat()
     (home,) = folder.run_folders(state)
     before = time.time() - folder.RETENTION_S - 60
     for path in home.iterdir():
@@ -582,11 +582,11 @@ def test_a_server_of_another_container_lives_by_its_signs_of_life(state: Path, b
 
 def test_a_forked_child_does_not_count_into_its_parents_file():
     """The child lets go of the parent's memory before anything else."""
-    book = opened()
-    meter = book.hook("sink", "finished", 50.0)
+    ledger = opened()
+    meter = ledger.hook("sink", "finished", 50.0)
 
     def child() -> None:
-        book.forked()
+        ledger.forked()
         meter.count(1)
         os._exit(0 if meter.reading().calls == 1 else 1)
 
@@ -599,22 +599,22 @@ def test_a_forked_child_does_not_count_into_its_parents_file():
 
 def test_a_process_of_another_container_is_unknown_rather_than_dead():
     """Process ids mean nothing across namespaces."""
-    book = opened()
-    assert book.record is not None
-    book.record.namespace = "pid:[1]"
-    book.save()
-    assert book.home is not None
-    view = reading.read_run(book.home)
+    ledger = opened()
+    assert ledger.record is not None
+    ledger.record.namespace = "pid:[1]"
+    ledger.save()
+    assert ledger.home is not None
+    view = reading.read_run(ledger.home)
     assert view is not None
     assert view.processes[0].life == "unknown"
 
 
 def test_a_reused_process_id_is_not_the_process():
     """The kernel's start time tells them apart."""
-    book = opened()
-    assert book.record is not None
-    book.record.started -= 1
-    book.save()
+    ledger = opened()
+    assert ledger.record is not None
+    ledger.record.started -= 1
+    ledger.save()
     assert runs()[0].processes[0].life == "died"
 
 
@@ -634,10 +634,10 @@ def test_without_any_writable_folder_the_record_stays_in_memory(monkeypatch: pyt
     """A read-only container without shared memory still counts and reports."""
     monkeypatch.delenv("GRAFT_STATE_DIR")
     monkeypatch.setattr(folder, "_candidates", lambda: iter([Path("/proc/nowhere")]))
-    book = opened()
-    book.hook("sink", "finished", 50.0).count(1)
-    assert book.home is None
-    view = book.view()
+    ledger = opened()
+    ledger.hook("sink", "finished", 50.0).count(1)
+    assert ledger.home is None
+    view = ledger.view()
     assert view is not None
     assert view.calls("sink") == 1
 
@@ -663,8 +663,8 @@ def _open_as(user: int) -> None:
     os.setgid(user)
     os.setuid(user)
     os.chdir("/")
-    book = opened()
-    book.hook("sink", "finished", 50.0).count(1)
+    ledger = opened()
+    ledger.hook("sink", "finished", 50.0).count(1)
     assert runs()[0].processes[0].calls("sink") == 1
 
 
@@ -682,23 +682,23 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_a_quarantine_needs_no_thread(monkeypatch: pytest.MonkeyPatch):
     """A plugin that used up all threads is put aside all the same, and the engine goes on."""
-    book = opened()
+    ledger = opened()
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    book.put_aside("sink", "ValueError: boom")
+    ledger.put_aside("sink", "ValueError: boom")
     assert [finding.code for finding in runs()[0].findings()] == ["S005"]
 
 
 def test_a_quarantined_item_keeps_its_error():
     """status shows what went wrong and when it was put aside."""
-    book = opened()
-    book.put_aside("sink", "ValueError: boom")
+    ledger = opened()
+    ledger.put_aside("sink", "ValueError: boom")
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and not runs()[0].processes[0].record.last_error:
         time.sleep(0.01)
     process = runs()[0].processes[0]
     assert process.record.item("sink").state == "quarantined"  # type: ignore[union-attr]
-    assert process.record.last_error == "sink: is put aside, the server goes on without it: ValueError: boom"
+    assert process.record.last_error == "sink: is put aside; the server continues without it: ValueError: boom"

@@ -15,11 +15,11 @@ from vllm_graft.plan import Plan
 
 def opened(run: str) -> Ledger:
     """The ledger of a process with one sampler."""
-    book = Ledger()
-    book.begin_run(run, Plan())
-    book.set_item("sampler", "dry", "applied")
-    book.open(Record.of_this_process(run, "hash", "m", ["worker"], "0.32.0", "V1"))
-    return book
+    ledger = Ledger()
+    ledger.begin_run(run, Plan())
+    ledger.set_item("sampler", "dry", "applied")
+    ledger.open(Record.of_this_process(run, "hash", "m", ["worker"], "0.32.0", "V1"))
+    return ledger
 
 
 @pytest.fixture
@@ -50,6 +50,13 @@ def test_a_front_end_hears_of_what_a_worker_puts_aside(worker: Ledger):
     while not quarantine.reasons():
         assert time.monotonic() < deadline
     assert quarantine.reasons() == {"dry": "RuntimeError: no such table"}
+
+
+def test_it_hears_of_what_a_lenient_start_went_on_without(worker: Ledger):
+    """A request for it would otherwise be served without a word; the reason carries no control characters."""
+    worker.set_item("sampler", "dry", "refused", "RuntimeError: no \x1b[2Jtable\n")
+    worker.save()
+    assert QuarantineReader(FrontEnd(worker.home)).reasons() == {"dry": r"RuntimeError: no \x1b[2Jtable\n"}
 
 
 def test_it_hears_of_it_at_once(worker: Ledger):

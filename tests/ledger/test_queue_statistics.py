@@ -243,3 +243,16 @@ def test_percentiles_are_the_upper_ends_of_buckets_and_never_more_than_the_longe
     figures.add_wait(500.0)
     assert figures.percentile(0.99) == figures.wait_max == 500.0
     assert figures.buckets == [1, 2, 0, 1, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_a_file_that_is_cut_short_ends_no_reader(tmp_path: Path):
+    """A reader that had the file mapped would be ended by a bus error."""
+    path = tmp_path / "1.queue"
+    writer = StatisticsWriter("fair", path)
+    writer.publish(5, 2, 0.5)
+    writer.write(0, row("acme", 3))
+    reader = StatisticsReader(tmp_path)
+    assert reader.load() == Load(5, 2, 0.5)
+    os.truncate(path, 0)
+    assert reader.load() == Load()
+    assert [queue.rows for queue in reader.queues()] == [()]

@@ -31,14 +31,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened() -> Path:
-    book = Ledger()
-    book.begin_run("run", PLAN)
-    book.set_item("stats", "sink", "applied")
-    book.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1"))
-    book.hook("sink", "finished", 50.0).count(1)
-    book.set_ready()
-    assert book.home is not None
-    return book.home
+    ledger = Ledger()
+    ledger.begin_run("run", PLAN)
+    ledger.set_item("stats", "sink", "applied")
+    ledger.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1"))
+    ledger.hook("sink", "finished", 50.0).count(1)
+    ledger.set_ready()
+    assert ledger.home is not None
+    return ledger.home
 
 
 def codes(home: Path) -> list[str]:
@@ -239,8 +239,8 @@ def test_a_damaged_record_of_a_dead_run_does_not_block_a_start(home: Path, text:
     (home / "4194998.json").write_text(json.dumps({**row, "pid": 4194998}))
     (home / "4194999.json").write_text(text)
     assert "S018" in codes(home)
-    book = Ledger()
-    book.begin_run("next", PLAN)
+    ledger = Ledger()
+    ledger.begin_run("next", PLAN)
     assert [found.name for found in folder.run_folders(home.parent.parent)] == ["next"]
 
 

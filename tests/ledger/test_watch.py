@@ -19,7 +19,7 @@ PLAN = Plan((PlanItem("stats", "sink", "m:D", "p", ("frontend",)),), model="m")
 
 
 @pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """The ledger of a front end with one sink."""
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "state"))
     made = Ledger()
@@ -49,16 +49,16 @@ def hanging() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_plugin_that_does_not_return_is_named_with_its_line(book: Ledger, hanging: threading.Event):
+def test_a_plugin_that_does_not_return_is_named_with_its_line(ledger: Ledger, hanging: threading.Event):
     """Read from the stack of whatever thread it hangs in, at no cost to the calls of others."""
 
     def finished() -> None:
         hanging.wait()
 
-    guard = Guard(finished, lambda: None, book.hook("sink", "finished", 50.0), lambda reason: None)
+    guard = Guard(finished, lambda: None, ledger.hook("sink", "finished", 50.0), lambda reason: None)
     thread = threading.Thread(target=guard, daemon=True)
     thread.start()
-    watch = Watch(book, patience_s=0.05)
+    watch = Watch(ledger, patience_s=0.05)
     wait_for(lambda: watch.tick() or found())
     (finding,) = found()
     assert (finding.code, finding.level) == ("S016", "warning")
@@ -71,10 +71,10 @@ def test_a_plugin_that_does_not_return_is_named_with_its_line(book: Ledger, hang
     assert found() == []
 
 
-def test_an_engine_that_makes_no_step_is_a_finding_while_requests_wait(book: Ledger):
+def test_an_engine_that_makes_no_step_is_a_finding_while_requests_wait(ledger: Ledger):
     """A step that ends, or nothing to do, ends it."""
     step: list[Progress | None] = [Progress(object(), 3, threading.get_ident())]
-    watch = Watch(book, patience_s=0.0)
+    watch = Watch(ledger, patience_s=0.0)
     watch.progress = lambda: step[0]
     watch.tick()
     assert found() == [], "one look cannot tell"
@@ -93,10 +93,10 @@ def test_an_engine_that_makes_no_step_is_a_finding_while_requests_wait(book: Led
     assert found() == []
 
 
-def test_what_is_held_up_for_a_minute_is_an_error(book: Ledger):
+def test_what_is_held_up_for_a_minute_is_an_error(ledger: Ledger):
     """And how long it is grows by itself, though the record is written once."""
-    watch = Watch(book, patience_s=0.0)
-    watch.progress = lambda: Progress(book, 1, threading.get_ident())
+    watch = Watch(ledger, patience_s=0.0)
+    watch.progress = lambda: Progress(ledger, 1, threading.get_ident())
     watch.tick()
     watch._since -= comparison.STALLED_S + 1
     watch.tick()
@@ -105,21 +105,21 @@ def test_what_is_held_up_for_a_minute_is_an_error(book: Ledger):
     assert finding.what.startswith("has not finished a step while 1 request waits (6")
 
 
-def test_a_process_without_a_sign_of_life_is_a_finding(book: Ledger):
+def test_a_process_without_a_sign_of_life_is_a_finding(ledger: Ledger):
     """One that is stopped by a signal cannot say so itself."""
-    watch = Watch(book)
+    watch = Watch(ledger)
     watch.tick()
     assert found() == []
-    book.cells.cells[BEAT] -= int(1000 * (comparison.SILENT_S + 5))
+    ledger.cells.cells[BEAT] -= int(1000 * (comparison.SILENT_S + 5))
     (finding,) = found()
     assert (finding.code, finding.level) == ("S016", "error")
     assert "has given no sign of life for 35 s" in finding.what
 
 
-def test_the_watch_runs_by_itself_and_again_after_a_fork(book: Ledger):
+def test_the_watch_runs_by_itself_and_again_after_a_fork(ledger: Ledger):
     """A forked child has no threads of its parent's."""
     looks = []
-    watch = Watch(book, lambda: looks.append(os.getpid()), every_s=0.01)
+    watch = Watch(ledger, lambda: looks.append(os.getpid()), every_s=0.01)
     watch.start()
     watch.start()
     wait_for(lambda: len(looks) > 1)
@@ -134,7 +134,7 @@ def test_the_watch_runs_by_itself_and_again_after_a_fork(book: Ledger):
     watch.stop()
 
 
-def test_a_look_that_fails_is_logged_once_and_tried_again(book: Ledger, caplog: pytest.LogCaptureFixture):
+def test_a_look_that_fails_is_logged_once_and_tried_again(ledger: Ledger, caplog: pytest.LogCaptureFixture):
     """What is read belongs to threads that go on meanwhile."""
     looks = []
 
@@ -142,23 +142,23 @@ def test_a_look_that_fails_is_logged_once_and_tried_again(book: Ledger, caplog: 
         looks.append(1)
         raise RuntimeError("changed size during iteration")
 
-    watch = Watch(book, look, every_s=0.01)
+    watch = Watch(ledger, look, every_s=0.01)
     watch.start()
     wait_for(lambda: len(looks) > 3)
     watch.stop()
     assert caplog.text.count("the watch over this process could not look: RuntimeError") == 1
 
 
-def test_a_stopped_process_is_silent(book: Ledger, monkeypatch: pytest.MonkeyPatch):
+def test_a_stopped_process_is_silent(ledger: Ledger, monkeypatch: pytest.MonkeyPatch):
     """As SIGSTOP leaves it."""
     monkeypatch.setattr(comparison, "SILENT_S", 0.3)
     pid = os.fork()
     if pid == 0:
-        book.forked()
-        book.set_item("stats", "sink", "applied")
-        book.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1"))
-        book.set_ready()
-        Watch(book, every_s=0.01).start()
+        ledger.forked()
+        ledger.set_item("stats", "sink", "applied")
+        ledger.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1"))
+        ledger.set_ready()
+        Watch(ledger, every_s=0.01).start()
         time.sleep(60)
     try:
         wait_for(lambda: any(process.record.pid == pid and process.beat for process in runs()[0].processes))

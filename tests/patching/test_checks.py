@@ -89,7 +89,7 @@ def test_what_every_object_has_counts_as_absent(engine):
 @pytest.mark.parametrize("name", ["plain", "inherited", "limit", "Inner"])
 def test_adding_what_is_there(engine, name):
     text = refused(engine, {name: add(lambda self: None)})
-    assert f"it adds {name!r}, and the target has one already. Next: mark it @wrap or @replace" in text
+    assert f"it adds {name!r}, but the target already has one. Next: mark it @wrap or @replace" in text
 
 
 def test_new_cannot_be_added(engine):
@@ -113,7 +113,7 @@ def test_new_cannot_be_added(engine):
 )
 def test_another_form(engine, name, value, theirs, ours):
     """A function in the place of a class, a value in the place of a method, and the like are refused."""
-    assert f"{name!r} is a {theirs} on the target and a {ours} in the patch" in refused(engine, {name: value})
+    assert f"{name!r} is a {theirs} on the target but a {ours} in the patch" in refused(engine, {name: value})
 
 
 async def a_coroutine(self): ...
@@ -145,7 +145,7 @@ def test_another_kind_of_function(engine, theirs, ours):
         return
     text = refused(engine, {theirs: KINDS[ours][1]})
     a, b = KINDS[theirs][0], KINDS[ours][0]
-    assert f"{theirs!r} is a {a} function on the target and a {b} function in the patch" in text
+    assert f"{theirs!r} is a {a} function on the target but a {b} function in the patch" in text
     assert f"Next: write the hook as a {a} function" in text
 
 
@@ -176,7 +176,7 @@ def test_a_coroutine_beneath_a_plain_decorator(engine):
 def test_an_accessor_that_is_not_there(engine):
     """A setter that takes ``call`` has nothing to be given where upstream's property is read-only."""
     prop = property(lambda self, call: call(), lambda self, call, value: call(value))
-    assert "the setter of 'prop' takes 'call', and the target's property has no setter" in refused(
+    assert "the setter of 'prop' takes 'call', but the target's property has no setter" in refused(
         engine, {"prop": prop}
     )
 
@@ -188,4 +188,4 @@ def test_an_original_of_what_turned_out_to_be_an_addition(engine):
         return self._original_gone()
 
     text = refused(engine, {"f": f, "gone": lambda self: 1})
-    assert "'f' mentions _original_gone, and the target has no 'gone'" in text
+    assert "'f' mentions _original_gone, but the target has no 'gone'" in text

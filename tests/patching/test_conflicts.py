@@ -64,6 +64,6 @@ def test_after(engine, together):
 
 def test_a_circle_is_refused(engine):
     """Nothing is changed."""
-    with pytest.raises(ConflictError, match=r"patches 'a' and 'b' each want to lie over the other"):
+    with pytest.raises(ConflictError, match=r"patches 'a' and 'b' each want to be applied over the other"):
         engine.apply([layer("a", after=["b"]), layer("b", after=["a"])])
     assert Target().f() == "."

@@ -221,7 +221,7 @@ def test_unknown_process():
 
         class P(VLLMPatch[Target], processes={"workers"}): ...
 
-    with pytest.raises(DeclarationError, match=r"wants no process"):
+    with pytest.raises(DeclarationError, match=r"names no process"):
 
         class Q(VLLMPatch[Target], processes=()): ...
 
@@ -242,13 +242,13 @@ def test_a_patch_has_a_target_and_one_base():
     class Mixin:
         def f(self): ...
 
-    with pytest.raises(DeclarationError, match=r"inherits from something else.*VLLMPatch\[Target\] alone"):
+    with pytest.raises(DeclarationError, match=r"inherits from something other than.*VLLMPatch\[Target\] alone"):
 
         class Q(Mixin, VLLMPatch[Target]): ...
 
     class R(VLLMPatch[Target]): ...
 
-    with pytest.raises(DeclarationError, match=r"inherits from something else"):
+    with pytest.raises(DeclarationError, match=r"inherits from something other than"):
 
         class S(R): ...
 
@@ -306,7 +306,7 @@ def test_forms_that_cannot_be_set():
 
 
 def test_a_wrap_reaches_what_is_beneath():
-    with pytest.raises(DeclarationError, match=r"'f' is marked @wrap and never.*self\._original_f.*'call'.*@replace"):
+    with pytest.raises(DeclarationError, match=r"'f' is marked @wrap but never.*self\._original_f.*'call'.*@replace"):
 
         class P(VLLMPatch[Target]):
             @wrap
@@ -329,7 +329,7 @@ async def _unawaited(self, call, x):
 @pytest.mark.parametrize("hook", [_unread, _overwritten, _unawaited])
 def test_a_wrap_that_never_reads_call_is_refused(hook):
     """It never calls the original, whatever its parameters are called."""
-    with pytest.raises(DeclarationError, match=r"'f' is marked @wrap and never reaches.*call its parameter 'call'"):
+    with pytest.raises(DeclarationError, match=r"'f' is marked @wrap but never reaches.*call its parameter 'call'"):
 
         class P(VLLMPatch[Target]):
             f = wrap(hook)
@@ -369,7 +369,7 @@ def test_a_wrap_that_may_reach_it_is_not(hook):
 
 @pytest.mark.parametrize("mark", [replace, add])
 def test_replacements_and_additions_do_not(mark):
-    with pytest.raises(DeclarationError, match=r"marked @\w+ and mentions _original_f.*Next: mark it @wrap"):
+    with pytest.raises(DeclarationError, match=r"marked @\w+ but mentions _original_f.*Next: mark it @wrap"):
 
         class P(VLLMPatch[Target]):
             @mark
@@ -397,13 +397,13 @@ def test_an_original_needs_a_hook():
 
 def test_an_original_is_read_as_an_attribute():
     """A bare name, an assignment and a string are refused, because none of them would be followed."""
-    with pytest.raises(DeclarationError, match=r"'_original_f' otherwise than .* read.*write self\._original_f"):
+    with pytest.raises(DeclarationError, match=r"'_original_f' in another way than reading.*write self\._original_f"):
 
         class P(VLLMPatch[Target]):
             def f(self):
                 return _original_f()  # noqa: F821
 
-    with pytest.raises(DeclarationError, match=r"otherwise than"):
+    with pytest.raises(DeclarationError, match=r"in another way than"):
 
         class Q(VLLMPatch[Target]):
             def f(self):

@@ -35,7 +35,7 @@ def test_outside(engine, installed, version):
         engine.apply([ranged(">=0.26,<0.33")])
     text = str(caught.value)
     assert "patch 'guard'" in text
-    assert f"written for vLLM >=0.26,<0.33, and {version} is installed. Next: install vLLM >=0.26,<0.33" in text
+    assert f"written for vLLM >=0.26,<0.33, but {version} is installed. Next: install vLLM >=0.26,<0.33" in text
     assert Target().f() == 1
     assert [(state.state, state.reason) for state in engine.report()] == [("refused", text)]
 
@@ -45,7 +45,7 @@ def test_development_builds_lie_in_no_range_by_number(engine, installed, version
     """Their number says nothing of their code, and nothing was reviewed; a patch without a range is still applied."""
     installed(version)
     with pytest.raises(
-        VersionError, match=r"development build, whose code is none that was reviewed.*Next: install a release, or"
+        VersionError, match=r"development build, whose code was not reviewed.*Next: install a release, or"
     ):
         engine.apply([ranged(">=0.0")])
     engine.apply([ranged("")])
@@ -54,7 +54,7 @@ def test_development_builds_lie_in_no_range_by_number(engine, installed, version
 
 def test_no_vllm_at_all(engine, installed):
     installed(None)
-    with pytest.raises(VersionError, match=r"written for vLLM >=0.26, and none is installed. Next: install vLLM"):
+    with pytest.raises(VersionError, match=r"written for vLLM >=0.26, but none is installed. Next: install vLLM"):
         engine.apply([ranged(">=0.26")])
 
 

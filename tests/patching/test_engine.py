@@ -202,7 +202,7 @@ def test_verify_notices_an_exchanged_class(engine, make):
 
     engine.apply([P])
     module.A = type("A", (), {})
-    assert ["exchanged for another object" in str(error) for error in engine.verify()] == [True]
+    assert ["replaced by another object" in str(error) for error in engine.verify()] == [True]
 
 
 def test_late(engine, make):

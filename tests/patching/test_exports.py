@@ -10,7 +10,7 @@ def test_every_public_name_is_there():
     """``__all__`` names exactly what can be imported, and nothing is missing."""
     assert patching.__all__ == sorted(patching.__all__)
     assert all(getattr(patching, name) is not None for name in patching.__all__)
-    assert set(patching.__all__) == set(patching._HOME)
+    assert set(patching.__all__) == set(patching._HOMES)
     assert dir(patching) == patching.__all__
 
 

@@ -94,16 +94,16 @@ def test_exactly_one_must_fit(engine, installed):
             return 2
 
     installed("0.30.0")
-    with pytest.raises(VersionError, match=r"no body of 'f' \(<0.30 and >=0.31\) is for vLLM 0.30.0, and exactly one"):
+    with pytest.raises(VersionError, match=r"no body of 'f' \(<0.30 and >=0.31\) is for vLLM 0.30.0, but exactly one"):
         engine.apply([Gap])
-    with pytest.raises(VersionError, match=r"2 bodies of 'f' \(<0.31 and >=0.30\) are for vLLM 0.30.0, and exactly"):
+    with pytest.raises(VersionError, match=r"2 bodies of 'f' \(<0.31 and >=0.30\) are for vLLM 0.30.0, but exactly"):
         engine.apply([Overlap])
     assert Target().f() == "f"
 
 
 def test_a_body_without_a_range_beside_one_with(installed):
     """Python would keep the last one without a word."""
-    with pytest.raises(DeclarationError, match=r"several bodies of 'f', and one of them has no range"):
+    with pytest.raises(DeclarationError, match=r"several bodies of 'f', but one of them has no range"):
 
         class Mixed(VLLMPatch[Target]):
             @replace(vllm="<0.31")

@@ -75,6 +75,15 @@ def test_nothing_is_thrown_away(manager, caplog):
     assert manager.applied_patches == []
 
 
+def test_every_name_that_fails_is_said(manager, monkeypatch):
+    """And the patches of the other names are applied."""
+    manager.register("Broken", Broken)
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "Broken,Two,Tow")
+    with pytest.raises(TargetError, match=r"no 'gone' to wrap.*Also VLLM_CUSTOM_PATCHES: there is no patch 'Tow'"):
+        manager.apply_from_env()
+    assert manager.applied_patches == ["Two"]
+
+
 def test_not_strict(manager, caplog):
     """On request the errors are logged only, and the return value says so."""
     manager.strict = False

@@ -197,9 +197,7 @@ def test_a_development_build_is_judged_by_its_code(engine, author, installed):
     patch = author.patch(vllm=">=0.31,<0.33")
     author.lock(patch, "0.30.0")
     installed("0.1.dev1+gabc")
-    with pytest.raises(
-        VersionError, match=r"0.1.dev1\+gabc is a development build, whose code is none that was review"
-    ):
+    with pytest.raises(VersionError, match=r"0.1.dev1\+gabc is a development build, whose code was not review"):
         engine.apply([patch])
     author.lock(patch, "0.31.0")
     engine.apply([patch])
@@ -214,7 +212,7 @@ def test_a_broken_lock(author):
     """It names the file and the way out."""
     author.path.write_text('[guard."m:C.f"]\n"0.32.0" = "nonsense"\n')
     with pytest.raises(
-        ConfigError, match=r"patches.lock: it is not a list of fingerprints: 'nonsense'.*Next: take it back"
+        ConfigError, match=r"patches.lock: it is not a list of fingerprints: 'nonsense'.*Next: restore it"
     ):
         Reviewer().review(author.patch())
 
@@ -223,7 +221,7 @@ def test_a_broken_lock(author):
 def test_a_lock_that_is_nested_too_deeply(author, text):
     """It is an error as any other lock that is none."""
     author.path.write_text(text)
-    with pytest.raises(ConfigError, match=r"patches.lock: it is not a list of fingerprints: .*Next: take it back"):
+    with pytest.raises(ConfigError, match=r"patches.lock: it is not a list of fingerprints: .*Next: restore it"):
         Reviewer().review(author.patch())
 
 

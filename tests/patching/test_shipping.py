@@ -92,7 +92,7 @@ def test_a_lock_that_was_left_behind_is_missed(site):
     (site / "acme_graft" / "patches.lock").unlink()
     status, said = plan(site)
     assert status == 1
-    assert "it says locked=True, and no patches.lock of its package speaks of it" in said
+    assert "it declares locked=True, but its package's patches.lock has no entry for it" in said
     audited = run("-m", "vllm_graft.cli", "audit", "acme-graft", "--offline", site=site, cwd=site.parent)
     assert audited.returncode == 1
     assert "P224 error: wrap vllm.v1.core.sched.scheduler:Scheduler.schedule" in audited.stdout

@@ -185,7 +185,7 @@ def test_a_cache_around_no_python_function(engine, make):
         @replace
         def root(x): ...
 
-    with pytest.raises(TargetError, match=r"'root' is behind functools.cache, and what it stands around is no Python"):
+    with pytest.raises(TargetError, match=r"'root' is behind functools.cache, but what it wraps is not a Python"):
         engine.apply([P])
 
 

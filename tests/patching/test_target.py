@@ -116,7 +116,7 @@ def test_enum_members_cannot_be_set(engine):
         def shout(self, call):
             return call() + "!"
 
-    with pytest.raises(TargetError, match=r"'p'.*sets 'RED', and Colour is an Enum.*Next: patch the code that reads"):
+    with pytest.raises(TargetError, match=r"'p'.*sets 'RED', but Colour is an Enum.*Next: patch the code that reads"):
         engine.apply([P])
     engine.apply([Q])
     assert Colour.RED.shout() == "RED!!"

@@ -64,7 +64,7 @@ def test_plan_and_lock_say_that_an_import_ends_the_process(ending: str, said: st
         status, _, err = ran(tmp_path, ending, *words)
         assert status == 2
         assert whole in err
-        assert "take 'fatal' out of the plan" in err
+        assert "remove 'fatal' from the plan" in err
 
 
 def test_the_other_items_are_still_listed(tmp_path: Path):

@@ -184,7 +184,7 @@ MISTAKES = {
     "unknown table": ("[default]\n", "graft.toml:1: unknown table 'default' (did you mean 'defaults'?)"),
     "unknown key": (
         '[defaults]\n\npatchs = ["x"]\n',
-        "graft.toml:3: unknown key 'patchs' (did you mean 'patches'?). Next: correct the name or take the line out",
+        "graft.toml:3: unknown key 'patchs' (did you mean 'patches'?). Next: correct the name or remove the line",
     ),
     "unknown key of a profile": (
         '[[profile]]\nmodel = "*"\nstat = ["x"]\n',
@@ -196,16 +196,16 @@ MISTAKES = {
     ),
     "wrong type of a list": (
         '[defaults]\npatches = "a"\n',
-        "graft.toml:2: `patches` must be a list of names, and is 'a'",
+        "graft.toml:2: `patches` must be a list of names, but is 'a'",
     ),
     "wrong type in a list": ("[defaults]\npatches = [1]\n", "graft.toml:2: `patches` must be a list of names"),
-    "wrong type of a name": ("[defaults]\nscheduler = 1\n", "graft.toml:2: `scheduler` must be one name, and is 1"),
+    "wrong type of a name": ("[defaults]\nscheduler = 1\n", "graft.toml:2: `scheduler` must be one name, but is 1"),
     "wrong on_failure": (
         '[defaults]\non_failure = "ignore"\n',
-        'graft.toml:2: `on_failure` must be "stop" or "warn", and is \'ignore\'',
+        'graft.toml:2: `on_failure` must be "stop" or "warn", but is \'ignore\'',
     ),
-    "wrong endpoint": ('[defaults]\nendpoint = "no"\n', "graft.toml:2: `endpoint` must be true or false, and is 'no'"),
-    "defaults not a table": ("defaults = 1\n", "graft.toml:1: `defaults` must be a table, and is 1"),
+    "wrong endpoint": ('[defaults]\nendpoint = "no"\n', "graft.toml:2: `endpoint` must be true or false, but is 'no'"),
+    "defaults not a table": ("defaults = 1\n", "graft.toml:1: `defaults` must be a table, but is 1"),
     "profile not an array": (
         '[profile]\nmodel = "*"\n',
         "graft.toml:1: profiles are an array of tables. Next: write [[profile]], not [profile]",
@@ -235,11 +235,11 @@ MISTAKES = {
     ),
     "wrong type of an option": (
         '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = "many"\n',
-        "graft.toml:4: the option 'count' of 'my-sink' must be a whole number, and is 'many'",
+        "graft.toml:4: the option 'count' of 'my-sink' must be a whole number, but is 'many'",
     ),
     "true is not a number": (
         '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = true\n',
-        "graft.toml:4: the option 'count' of 'my-sink' must be a whole number, and is True",
+        "graft.toml:4: the option 'count' of 'my-sink' must be a whole number, but is True",
     ),
     "option of a strange shape": (
         '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = [1, 2]\n',
@@ -247,7 +247,7 @@ MISTAKES = {
     ),
     "a table for an option that is none": (
         '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = {a = 1}\n',
-        "graft.toml:4: the option 'count' of 'my-sink' must be a whole number, and is {'a': 1}",
+        "graft.toml:4: the option 'count' of 'my-sink' must be a whole number, but is {'a': 1}",
     ),
     "a table of tables": (
         "[options.my-sink]\ncount = {a = {b = 1}}\n",
@@ -255,15 +255,15 @@ MISTAKES = {
     ),
     "another unknown_keys": (
         '[defaults]\nunknown_keys = "ignore"\n',
-        'graft.toml:2: `unknown_keys` must be "refuse-similar" or "refuse" or "pass", and is \'ignore\'',
+        'graft.toml:2: `unknown_keys` must be "refuse-similar" or "refuse" or "pass", but is \'ignore\'',
     ),
     "another other_keys": (
         '[defaults]\nother_keys = "tenant"\n',
-        "graft.toml:2: `other_keys` must be a list of names, and is 'tenant'",
+        "graft.toml:2: `other_keys` must be a list of names, but is 'tenant'",
     ),
     "a sampler's on_error that is none": (
         '[defaults]\nsamplers = ["dry"]\n[options.dry]\non_error = "ignore"\n',
-        "graft.toml:4: the option 'on_error' of 'dry' must be \"quarantine\" or \"request\", and is 'ignore'",
+        "graft.toml:4: the option 'on_error' of 'dry' must be \"quarantine\" or \"request\", but is 'ignore'",
     ),
     "a budget that is no time": (
         '[defaults]\nsamplers = ["dry"]\n[options.dry]\nbudget_us = -1\n',
@@ -277,7 +277,7 @@ MISTAKES = {
     "defaults that no request could carry": (
         '[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_multiplier = -0.8}\n',
         "the option 'defaults' of 'dry' cannot be what requests carry: dry_multiplier must be a number, with a value "
-        "of at least 0, and is -0.8",
+        "of at least 0, but is -0.8",
     ),
     "every request of a sampler with keys": (
         '[defaults]\nsamplers = ["dry"]\n[options.dry]\nevery_request = true\n',
@@ -286,7 +286,7 @@ MISTAKES = {
     "a class that lacks a method": (
         '[defaults]\nsamplers = ["stepless"]\n',
         "the sampler 'stepless' (graft_offered:Stepless of graft-offered) has no method step(logits, rows), which "
-        "every SamplingStrategy must have. Next: implement step(logits, rows); or take 'stepless' out of the plan "
+        "every SamplingStrategy must have. Next: implement step(logits, rows); or remove 'stepless' from the plan "
         "(graft.toml:2)",
     ),
     "a sink that lacks its method": (
@@ -308,12 +308,12 @@ MISTAKES = {
     ),
     "options of an unknown item": (
         "[options.my-snik]\ncount = 1\n",
-        "graft.toml:2: options are given for 'my-snik', and there is no such item (did you mean 'my-sink'?)",
+        "graft.toml:2: options are given for 'my-snik', but there is no such item (did you mean 'my-sink'?)",
     ),
-    "options not a table": ("options = 3\n", "graft.toml:1: `options` must be a table, and is 3"),
+    "options not a table": ("options = 3\n", "graft.toml:1: `options` must be a table, but is 3"),
     "class that is no class": (
         '[defaults]\nstats = ["not-a-class"]\n',
-        "the item 'not-a-class' of graft-offered must be a class, and graft_offered:NOT_A_CLASS is int",
+        "the item 'not-a-class' of graft-offered must be a class, but graft_offered:NOT_A_CLASS is int",
     ),
     "class that is gone": (
         '[defaults]\nstats = ["gone"]\n',
@@ -355,6 +355,8 @@ def test_what_requests_carry_by_default_is_an_option(offered: Path):
     assert other.hash != plan.hash
     write('[defaults]\nsamplers = ["keyless"]\n[options.keyless]\nevery_request = true\n')
     assert names(plan_for()) == ["keyless"]
+    mixed = Plan((replace(plan.items[0], options={"defaults": {"any": [0.5, "x"]}}),))
+    assert Plan.from_json(mixed.to_json()) == mixed
 
 
 def test_a_model_may_have_defaults_of_its_own():
@@ -364,7 +366,12 @@ def test_a_model_may_have_defaults_of_its_own():
         '[[profile]]\nmodel = "*70B*"\n[profile.options.dry]\ndefaults = {dry_multiplier = 0.5, dry_base = 2}\n'
     )
     assert plan_for().items[0].options["defaults"] == {"dry_multiplier": 0.8}
-    assert plan_for("org/Model-70B").items[0].options["defaults"] == {"dry_multiplier": 0.5, "dry_base": 2}
+    large = plan_for("org/Model-70B")
+    assert large.items[0].options["defaults"] == {"dry_multiplier": 0.5, "dry_base": 2}
+    assert (plan_for().origins, large.origins) == (
+        {"options.dry.defaults": "graft.toml:4"},
+        {"options.dry.defaults": "graft.toml:8"},
+    )
 
 
 def test_what_becomes_of_unknown_keys_is_a_setting():
@@ -411,7 +418,7 @@ def test_an_unknown_patch_of_the_environment_names_the_variable(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"graft": 3}, "--additional-config graft: `graft` must be a table, and is 3"),
+        ({"graft": 3}, "--additional-config graft: `graft` must be a table, but is 3"),
         ({"graft": {"patchez": []}}, "--additional-config graft.patchez: unknown key 'patchez'"),
         (
             {"graft": {"options": {"my-sink": {"count": [{}]}}}},
@@ -450,7 +457,7 @@ def test_a_patch_may_be_for_some_models_only(offered: Path, monkeypatch: pytest.
     assert names(plan_for("org/Model-70B")) == ["engine-patch", "my-sink"]
     plan = plan_for("org/Model-8B")
     assert names(plan) == ["my-sink"]
-    assert plan.left_out == {"engine-patch": "is for the models *70b*, org/small, and this is org/Model-8B"}
+    assert plan.left_out == {"engine-patch": "is for the models *70b*, org/small, but this is org/Model-8B"}
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -487,7 +494,7 @@ urgent_share = 0.8
         [
             ("max_wait_sec = -3", "the option 'max_wait_sec' of 'priority-fairness' must be above 0 and at most 86400"),
             ("max_wait = 3", "'priority-fairness' has no option 'max_wait' (did you mean 'max_wait_sec'?)"),
-            ("classes = 'x'", "the option 'classes' of 'priority-fairness' must be a whole number, and is 'x'"),
+            ("classes = 'x'", "the option 'classes' of 'priority-fairness' must be a whole number, but is 'x'"),
         ],
     )
     def test_a_mistake_has_its_line(self, option: str, said: str):
@@ -503,25 +510,25 @@ urgent_share = 0.8
 
     def test_options_of_nothing(self):
         write('[[profile]]\nmodel = "*"\n[profile.options.request-lag]\nqueue = 3\n')
-        with pytest.raises(ConfigError, match=r"graft.toml:4: options are given for 'request-lag', and there is no"):
+        with pytest.raises(ConfigError, match=r"graft.toml:4: options are given for 'request-lag', but there is no"):
             plan_for()
 
 
 @pytest.mark.parametrize(
     ("key", "item", "option", "said"),
     [
-        ("scheduler", "priority-fairness", "max_wait_sec = -1", "must be above 0 and at most 86400, and is -1"),
+        ("scheduler", "priority-fairness", "max_wait_sec = -1", "must be above 0 and at most 86400, but is -1"),
         ("scheduler", "tenant-fairness", "weights = ['acme']", "holds 'acme', which is not a tenant and its weight"),
-        ("samplers", "xtc", "on_error = 'requests'", 'must be "quarantine" or "request", and is \'requests\' (did you'),
+        ("samplers", "xtc", "on_error = 'requests'", 'must be "quarantine" or "request", but is \'requests\' (did you'),
         (
             "samplers",
             "dry",
             "budget_us = -1",
             "must be a time in microseconds, 0 for the point's own",
         ),
-        ("samplers", "dry", "window = 1", "must be at least 2, and is 1"),
-        ("samplers", "dry", "window = 99999999999999999999999", "must be at most 2147483647, and is 9999999999"),
-        ("stats", "request-log", "queue = 0", "must be at least 1, and is 0"),
+        ("samplers", "dry", "window = 1", "must be at least 2, but is 1"),
+        ("samplers", "dry", "window = 99999999999999999999999", "must be at most 2147483647, but is 9999999999"),
+        ("stats", "request-log", "queue = 0", "must be at least 1, but is 0"),
         ("stats", "request-log", r'path = "a\u0000b"', "must have no NUL character"),
     ],
 )
@@ -547,7 +554,7 @@ def test_an_item_that_refuses_its_options_otherwise(offered: Path, monkeypatch: 
     kind = plan_for() and importlib.import_module("graft_offered").Sink
 
     def refuse(options: dict[str, object]) -> None:
-        raise ValueError("count and ratio contradict one another")
+        raise ValueError("count and ratio conflict")
 
     monkeypatch.setattr(kind, "check_options", staticmethod(refuse))
     with pytest.raises(ConfigError, match=r"graft.toml:4: the options of 'my-sink' cannot be used: count and ratio"):
@@ -627,6 +634,10 @@ def test_a_check_cannot_change_the_plan(offered: Path, monkeypatch: pytest.Monke
         (["count"], "has options that are not a table"),
         ({"path": Path("x")}, "has the option 'path' with the default PosixPath\\('x'\\)"),
         ({"path": None}, "has the option 'path' with the default None, which no configuration file can hold"),
+        (
+            {"tokens": [1, 2]},
+            r"has the option 'tokens' with the default \[1, 2\], which no configuration file can hold",
+        ),
         ({1: 2}, "has an option named 1"),
     ],
 )
@@ -641,7 +652,7 @@ def test_options_that_no_file_can_set(offered: Path, monkeypatch: pytest.MonkeyP
 
 def test_callers_that_are_not_there():
     write('[defaults]\ncallers = "nobody.toml"\n')
-    with pytest.raises(ConfigError, match=r"graft.toml:2: `callers` names .*/nobody.toml, and there is no such file"):
+    with pytest.raises(ConfigError, match=r"graft.toml:2: `callers` names .*/nobody.toml, but there is no such file"):
         plan_for()
 
 

@@ -59,6 +59,8 @@ def test_a_fifo_is_refused_at_once(tmp_path: Path, is_read: bool):
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if is_read else None
     with pytest.raises(ConfigError, match=r"fifo is a FIFO or a socket.* Next: name a file"):
         RequestLog({"path": str(path)})
+    with pytest.raises(ConfigError, match="names a FIFO or a socket"):
+        RequestLog.check_machine({"path": str(path)})
     if reader is not None:
         os.close(reader)
 

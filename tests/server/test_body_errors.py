@@ -31,7 +31,7 @@ def post(app: object, path: str, body: object) -> tuple[int, dict[str, object]]:
 def app() -> object:
     """An application whose requests are read as vLLM reads its own."""
     fastapi = pytest.importorskip("fastapi")
-    from pydantic import BaseModel, model_validator
+    from pydantic import BaseModel, TypeAdapter, model_validator
 
     class Body(BaseModel):
         options: object = None
@@ -57,8 +57,13 @@ def app() -> object:
     async def raw(request: fastapi.Request) -> object:
         return {"good": await request.json()}
 
-    raw.__annotations__["request"] = fastapi.Request
+    async def several(request: fastapi.Request) -> dict[str, bool]:
+        TypeAdapter(Body).validate_python(await request.json())
+        return {"good": True}
+
+    raw.__annotations__["request"] = several.__annotations__["request"] = fastapi.Request
     made.post("/raw")(raw)
+    made.post("/several")(several)
     # As annotations of local classes they would be looked for in the module.
     good.__annotations__["body"] = broken.__annotations__["body"] = Body
     made.post("/good")(good)
@@ -95,3 +100,5 @@ def test_a_body_that_a_handler_parses_itself(app):
     status, said = post(app, "/raw", b"[" * 100_000 + b"]" * 100_000)
     assert status == 400
     assert "cannot be read: RecursionError" in str(said)
+    assert post(app, "/several", {"options": {}}) == (200, {"good": True})
+    assert post(app, "/several", {"options": 5})[0] == 400

@@ -103,7 +103,7 @@ def test_a_priority_is_capped(asked, given):
         ),
         (f'[[caller]]\ntenant = "a"\nkey_sha256 = ["{hashed("k")}", "{hashed("k")}"]\n', "has a key of a"),
         ('tenant_header = "X"\n[[caller]]\ntenant = "a"\n[[caller]]\ntenant = "a"\n', "there are two callers 'a'"),
-        ("tenant_header = 3\n", "tenant_header must be text"),
+        ("tenant_header = 3\n", "tenant_header must be a string"),
         ("others = 3\n", "`others` must be a table"),
         ("[others]\nkey_sha256 = 3\n", "others: unknown key 'key_sha256'"),
         ("a = [\n", "is not valid TOML"),

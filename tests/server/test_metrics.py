@@ -40,17 +40,17 @@ def acme(value: str = "acme") -> LabelStatistics:
 
 def opened(home: Path) -> Ledger:
     """The ledger of a front end whose run has a queue and a sink."""
-    book = Ledger()
-    book.begin_run("run", PLAN)
-    book.set_item("stats", "sink", "applied")
-    book.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1"))
-    book.set_ready()
-    assert book.home is not None
-    return book
+    ledger = Ledger()
+    ledger.begin_run("run", PLAN)
+    ledger.set_item("stats", "sink", "applied")
+    ledger.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1"))
+    ledger.set_ready()
+    assert ledger.home is not None
+    return ledger
 
 
 @pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """A run on disk."""
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path))
     return opened(tmp_path)
@@ -70,14 +70,14 @@ def value(text: str, name: str, **labels: str) -> float | None:
     return samples(text).get((name, frozenset(labels.items())))
 
 
-def test_two_engines_show_beside_each_other(book: Ledger):
+def test_two_engines_show_beside_each_other(ledger: Ledger):
     """Under the number that vLLM gives them, whichever process asks."""
-    assert book.home is not None
+    assert ledger.home is not None
     for engine in (0, 1):
-        writer = StatisticsWriter("fair", book.home / f"{engine}.queue", engine)
+        writer = StatisticsWriter("fair", ledger.home / f"{engine}.queue", engine)
         writer.publish(0, 0, 0.0)
         writer.write(0, acme())
-    text = Exposition(PLAN, lambda: book).text()
+    text = Exposition(PLAN, lambda: ledger).text()
     for engine in "01":
         labels = {"engine": engine, "by": "tenant", "value": "acme"}
         names = ("waiting", "running", "admitted_total", "refused_total", "tokens_total", "token_share")
@@ -89,13 +89,13 @@ def test_two_engines_show_beside_each_other(book: Ledger):
         assert value(text, f"{waits}_sum", **labels) == 130.55
 
 
-def test_a_row_that_changes_is_written_anew(book: Ledger):
+def test_a_row_that_changes_is_written_anew(ledger: Ledger):
     """Lines are kept between two scrapes, and only those of rows that stayed."""
-    assert book.home is not None
-    writer = StatisticsWriter("fair", book.home / "1.queue")
+    assert ledger.home is not None
+    writer = StatisticsWriter("fair", ledger.home / "1.queue")
     writer.write(0, acme())
     writer.write(1, acme("zeta"))
-    exposition = Exposition(PLAN, lambda: book)
+    exposition = Exposition(PLAN, lambda: ledger)
     exposition.text()
     changed = acme("zeta")
     changed.waiting = 9
@@ -107,12 +107,12 @@ def test_a_row_that_changes_is_written_anew(book: Ledger):
     assert value(exposition.text(), waiting, engine="0", by="tenant", value="acme") is None
 
 
-def test_items_show_their_state_and_cost_by_role(book: Ledger):
+def test_items_show_their_state_and_cost_by_role(ledger: Ledger):
     """A quarantine can be alerted on, and a plugin's cost compared with its budget."""
-    meter = book.hook("sink", "finished", 50.0)
+    meter = ledger.hook("sink", "finished", 50.0)
     meter.count(40_000)
     meter.count(90_000)
-    exposition = Exposition(PLAN, lambda: book)
+    exposition = Exposition(PLAN, lambda: ledger)
     hook = {"point": "stats", "item": "sink", "role": "frontend", "hook": "finished"}
     item = {"point": "stats", "item": "sink", "role": "frontend"}
     text = exposition.text()
@@ -124,49 +124,49 @@ def test_items_show_their_state_and_cost_by_role(book: Ledger):
     assert value(text, "vllm_graft_item_seconds_total", **hook) == pytest.approx(130e-6)
     assert value(text, "vllm_graft_item_p99_seconds", **hook) == pytest.approx(90e-6)
     assert value(text, "vllm_graft_item_budget_seconds", **hook) == pytest.approx(50e-6)
-    book.put_aside("sink", "ValueError: boom")
-    book.save()
+    ledger.put_aside("sink", "ValueError: boom")
+    ledger.save()
     text = exposition.text()
     assert value(text, "vllm_graft_item_processes", **item, state="quarantined") == 1
     assert value(text, "vllm_graft_item_processes", **item, state="applied") is None
     assert value(text, "vllm_graft_findings", code="S005", level="warning") == 1
-    assert book.home is not None
-    (book.home / "4194999.json").write_text("null")
+    assert ledger.home is not None
+    (ledger.home / "4194999.json").write_text("null")
     assert value(exposition.text(), "vllm_graft_findings", code="S018", level="error") == 1
 
 
 def test_a_record_in_memory_shows_too(monkeypatch: pytest.MonkeyPatch):
     """Where no folder can be written, of this process alone."""
-    book = Ledger()
-    book.set_item("stats", "sink", "applied")
-    book.record = Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1")
-    book.record.items = list(book._items.values())
-    text = Exposition(PLAN, lambda: book).text()
+    ledger = Ledger()
+    ledger.set_item("stats", "sink", "applied")
+    ledger.record = Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1")
+    ledger.record.items = list(ledger._items.values())
+    text = Exposition(PLAN, lambda: ledger).text()
     assert value(text, "vllm_graft_item_processes", point="stats", item="sink", role="frontend", state="applied") == 1
 
 
-def test_a_folder_that_is_gone_leaves_this_process(book: Ledger):
+def test_a_folder_that_is_gone_leaves_this_process(ledger: Ledger):
     """It has its figures in memory; that the others' records are gone is a finding."""
-    exposition = Exposition(PLAN, lambda: book)
-    assert book.home is not None
-    shutil.rmtree(book.home)
+    exposition = Exposition(PLAN, lambda: ledger)
+    assert ledger.home is not None
+    shutil.rmtree(ledger.home)
     text = exposition.text()
     assert value(text, "vllm_graft_processes", role="frontend", life="running") == 1
     assert value(text, "vllm_graft_findings", code="S018", level="error") == 1
-    book.retry()
+    ledger.retry()
     text = exposition.text()
     assert value(text, "vllm_graft_processes", role="frontend", life="running") == 1
     assert value(text, "vllm_graft_findings", code="S018", level="error") is None
 
 
-def test_a_fault_of_ours_does_not_cost_vllm_s_figures(book: Ledger, caplog: pytest.LogCaptureFixture):
+def test_a_fault_of_ours_does_not_cost_vllm_s_figures(ledger: Ledger, caplog: pytest.LogCaptureFixture):
     """It is logged once, and again after it had gone."""
     broken = [True]
 
     def look() -> Ledger:
         if broken:
             raise KeyError("a fault of ours")
-        return book
+        return ledger
 
     exposition = Exposition(PLAN, look)
     said = "/metrics shows only vLLM's own figures: KeyError: 'a fault of ours'"
@@ -179,11 +179,11 @@ def test_a_fault_of_ours_does_not_cost_vllm_s_figures(book: Ledger, caplog: pyte
     assert caplog.text.count(said) == 2
 
 
-def test_openmetrics_and_names_are_understood(book: Ledger):
+def test_openmetrics_and_names_are_understood(ledger: Ledger):
     """As prometheus_client's own exposition does."""
-    book.hook("sink", "finished", 50.0).count(1)
+    ledger.hook("sink", "finished", 50.0).count(1)
     openmetrics = pytest.importorskip("prometheus_client.openmetrics.parser")
-    exposition = Exposition(PLAN, lambda: book)
+    exposition = Exposition(PLAN, lambda: ledger)
     text = exposition.text(openmetrics=True)
     names = {family.name for family in openmetrics.text_string_to_metric_families(text + "# EOF\n")}
     assert {"vllm_graft_item_calls", "vllm_graft_item_processes", "vllm_graft_queue_wait_seconds"} <= names
@@ -194,11 +194,11 @@ def test_openmetrics_and_names_are_understood(book: Ledger):
 ODD = 'a"b\\c\n<script>\x1b[2J'
 
 
-def test_a_tenant_may_call_itself_anything(book: Ledger):
+def test_a_tenant_may_call_itself_anything(ledger: Ledger):
     """Nothing of a name gets out of its place: neither in the metrics, nor on the page, nor on a terminal."""
-    assert book.home is not None
-    StatisticsWriter("fair", book.home / "1.queue").write(0, acme(ODD))
-    found = samples(Exposition(PLAN, lambda: book).text())
+    assert ledger.home is not None
+    StatisticsWriter("fair", ledger.home / "1.queue").write(0, acme(ODD))
+    found = samples(Exposition(PLAN, lambda: ledger).text())
     values = {dict(labels)["value"] for name, labels in found if name.startswith("vllm_graft_queue_")}
     assert values == {ODD}
     rows = QueueSnapshot(1, 0, "fair", 0.0, (acme(ODD),)).as_dicts()

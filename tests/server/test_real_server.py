@@ -32,6 +32,8 @@ class Noting(AdmissionQueue):
             return Refusal("thirteen is too many", 7, 503)
         if request.max_tokens == 14:
             raise RuntimeError("on purpose")
+        if request.max_tokens == 15 and request.prompt_tokens:  # known in engine core only
+            return Refusal("fifteen is half \\ud800 too many")
 
     def labels(self, request):
         return {"class": str(request.priority)}
@@ -120,6 +122,13 @@ def test_who_asks_and_who_is_turned_away(graft: Session):
 
         for raw in (b"[" * 1_000_000, b'{"a": ' * 200_000, b'{"prompt": [' + b"1," * 5_000_000 + b"1]}", b"\xff"):
             assert 400 <= post(server, raw, Authorization=key)[0] < 500
+        for unsendable in ({"vllm_xargs": {"other": "\ud800"}}, {"top_k": 2**64, "temperature": 1}):
+            for stream in (False, True):
+                assert post(server, {**ask, **unsendable, "stream": stream}, Authorization=key)[0] == 400
+        assert post(server, {**ask, "structured_outputs": 5}, "/invocations", Authorization=key)[0] == 400
+        # Refused by the engine, whose answer to it must not cost the answers to others.
+        assert post(server, {**ask, "max_tokens": 15}, Authorization=key)[0] == 200
+        assert post(server, ask, Authorization=key)[0] == 200
         assert server.health() == 200
 
         (graft.folder / "callers.toml").write_text(CALLERS + "[others]\nbest_priority = 4\n")
@@ -215,4 +224,4 @@ def test_callers_without_an_api_server_stop_the_start(graft: Session):
         "EngineArgs(model=MODEL, max_model_len=64).create_engine_config()"
     )
     assert done.returncode != 0
-    assert "with --grpc there is no API server in which callers could be told apart" in done.stderr
+    assert "with --grpc there is no API server that could tell callers apart" in done.stderr

@@ -48,10 +48,25 @@ def test_the_level_of_a_finding_is_shown():
     assert "<span class=bad>died</span>" in died
 
 
+def test_the_worst_finding_comes_first():
+    """As in the command's output: the reader of a long page may not reach the last one."""
+    warned, died = (document("quarantined"), document(life="died"))
+    page = status_page(died | {"findings": [*warned["findings"], *died["findings"]]})  # type: ignore[misc]
+    assert 0 < page.index("<code>S006</code> error") < page.index("<code>S005</code> warning")
+
+
+def test_the_last_error_of_a_process_is_shown():
+    """It may be all that is known of a stat logger that the guard has put aside."""
+    found = document()
+    assert "last error" not in status_page(found)
+    found["processes"][0] |= {"name": "vllm", "pid": 7, "last_error": "guard: <b>boom</b>\x1b"}  # type: ignore[index]
+    assert "last error in vllm (pid 7): guard: &lt;b&gt;boom&lt;/b&gt;\\x1b" in status_page(found)
+
+
 def test_only_texts_that_may_be_long_are_broken_anywhere():
     """The page fits its window, and numbers stay in one piece."""
     page = status_page(document("refused", "x" * 500))
-    assert "td.long, li { overflow-wrap: anywhere }" in page
+    assert "td.long, li, p { overflow-wrap: anywhere }" in page
     assert f"<td class=long><span class=bad>refused</span><br><span class=soft>{'x' * 500}</span>" in page
 
 

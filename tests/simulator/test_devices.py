@@ -78,19 +78,19 @@ class TestDevices:
         ("table", "says"),
         [
             ({"memory_gb": (96, "g:3")}, "lacks bandwidth_gb_s, tflops, link_gb_s"),
-            ({"based_on": ("H1000", "g:2")}, "must be a device that ships, and is 'H1000'"),
+            ({"based_on": ("H1000", "g:2")}, "must be a device that ships, but is 'H1000'"),
             (
                 {"based_on": ("H100", "g:2"), "memroy_gb": (96, "g:3")},
                 r"has no key 'memroy_gb' \(did you mean 'memory_gb'\?\)",
             ),
-            ({"based_on": ("H100", "g:2"), "tflops": (-1, "g:3")}, "tflops must be a number above 0, and is -1"),
+            ({"based_on": ("H100", "g:2"), "tflops": (-1, "g:3")}, "tflops must be a number above 0, but is -1"),
             (
                 {"based_on": ("H100", "g:2"), "kv": (1.5, "g:3")},
-                "kv must be a number above 0 and at most 1, and is 1.5",
+                "kv must be a number above 0 and at most 1, but is 1.5",
             ),
             ({"based_on": ("H100", "g:2"), "memory_gb": (math.nan, "g:3")}, "memory_gb must be a number above 0"),
             ({"based_on": ("H100", "g:2"), "memory_gb": (math.inf, "g:3")}, "memory_gb must be a number above 0"),
-            ({"based_on": ("H100", "g:2"), "link_us": ("x", "g:3")}, "link_us must be a number, 0 or more, and is 'x'"),
+            ({"based_on": ("H100", "g:2"), "link_us": ("x", "g:3")}, "link_us must be a number, 0 or more, but is 'x'"),
         ],
     )
     def test_faults_are_named_with_their_place(self, table, says):

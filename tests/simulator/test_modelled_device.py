@@ -117,8 +117,8 @@ def test_what_cannot_be_is_refused_before_anything_starts(simulated: Session):
     assert "the model's weights take 16.1 GB of each small" in too_small
     assert "Next: raise --tensor-parallel-size" in too_small
     assert split == ""
-    assert "virtual time belongs to one process" in shared
-    assert "GRAFT_SIMULATED_SPEED: speed must be a number above 0 or 'virtual', and is 'soon'" in speed
+    assert "virtual time works only in a single process" in shared
+    assert "GRAFT_SIMULATED_SPEED: speed must be a number above 0 or 'virtual', but is 'soon'" in speed
     assert (ends, unasked) == ("", "")
     assert "output_tokens would have no effect: there is no tokenizer" in endless
 

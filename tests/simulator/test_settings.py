@@ -42,12 +42,12 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("name", "value", "says"),
         [
-            ("GRAFT_SIMULATED_SPEED", "fast", "speed must be a number above 0 or 'virtual', and is 'fast'"),
+            ("GRAFT_SIMULATED_SPEED", "fast", "speed must be a number above 0 or 'virtual', but is 'fast'"),
             ("GRAFT_SIMULATED_SPEED", "0", "speed must be a number above 0"),
             ("GRAFT_SIMULATED_SPEED", "nan", "speed must be a number above 0"),
             ("GRAFT_SIMULATED_OUTPUT_TOKENS", "-1", "output_tokens must be a number, 0 or more"),
-            ("GRAFT_SIMULATED_ACCEPTANCE", "70", "acceptance must be a number from 0 to 1, and is '70'"),
-            ("GRAFT_SIMULATED_KV_BYTES", "4GB", "kv_bytes must be a whole number of bytes, 0 or more, and is '4GB'"),
+            ("GRAFT_SIMULATED_ACCEPTANCE", "70", "acceptance must be a number from 0 to 1, but is '70'"),
+            ("GRAFT_SIMULATED_KV_BYTES", "4GB", "kv_bytes must be a whole number of bytes, 0 or more, but is '4GB'"),
             ("GRAFT_SIMULATED_KV_BYTES", "1.5", "kv_bytes must be a whole number of bytes"),
         ],
     )
@@ -62,5 +62,5 @@ class TestSettings:
         ):
             resolve_settings({"GRAFT_SIMULATE": "1"})
         (folder / "graft.toml").write_text("[simulated]\ndevice = 200\n")
-        with pytest.raises(ConfigError, match=r"graft.toml:2: device must be a name, and is 200"):
+        with pytest.raises(ConfigError, match=r"graft.toml:2: device must be a name, but is 200"):
             resolve_settings({"GRAFT_SIMULATE": "1"})

@@ -60,12 +60,12 @@ class TestLines:
             ("{", "is not JSON"),
             ("[1]", "a request must be a table"),
             ({"prompt_tokens": 1, "max_tokens": 1}, "a request lacks 'at'"),
-            ({**LINE, "at": -1}, "at must be a number, at least 0, and is -1"),
-            ({**LINE, "at": math.nan}, "at must be a number, and is nan"),
-            ({**LINE, "at": True}, "at must be a number, and is True"),
-            ({**LINE, "at": "now"}, "at must be a number, and is 'now'"),
+            ({**LINE, "at": -1}, "at must be a number, at least 0, but is -1"),
+            ({**LINE, "at": math.nan}, "at must be a number, but is nan"),
+            ({**LINE, "at": True}, "at must be a number, but is True"),
+            ({**LINE, "at": "now"}, "at must be a number, but is 'now'"),
             ({"at": 0, "prompt_tokens": 1}, "a request lacks 'max_tokens'"),
-            ({**LINE, "max_tokens": 0}, "max_tokens must be a whole number, at least 1, and is 0"),
+            ({**LINE, "max_tokens": 0}, "max_tokens must be a whole number, at least 1, but is 0"),
             ({**LINE, "max_tokens": 1.5}, "max_tokens must be a whole number"),
             ({"at": 0, "max_tokens": 1}, "a request has no prompt"),
             ({**LINE, "prompt": "hi"}, "a request has prompt_tokens and prompt"),
@@ -78,16 +78,16 @@ class TestLines:
             ({"at": 0, "max_tokens": 1, "prompt": "x", "prefix": {"name": "p", "tokens": 1}}, "an invented prompt"),
             ({**LINE, "extra": 3}, "extra must be a table"),
             ({**LINE, "group": 3}, "group must be a string"),
-            ({**LINE, "priority": 1.5}, "priority must be a whole number, and is 1.5"),
+            ({**LINE, "priority": 1.5}, "priority must be a whole number, but is 1.5"),
             (
                 {**LINE, "priority": 2**63},
-                "priority must be a whole number of 64 bits at most, and is 92233720368547758",
+                "priority must be a whole number of 64 bits at most, but is 92233720368547758",
             ),
             ({**LINE, "priority": -(2**63) - 1}, "priority must be a whole number of 64 bits at most"),
             ({**LINE, "extra": {"a": [{"b": 10**30}]}}, "extra must be a table whose whole numbers have 64 bits"),
-            ({**LINE, "at": math.inf}, "at must be a number, at most 1e+09, and is inf"),
-            ({**LINE, "at": 10**400}, "at must be a number, at most 1e+09, and is 1000"),
-            ({**LINE, "at": -(10**400)}, "at must be a number, at least 0, and is -1000"),
+            ({**LINE, "at": math.inf}, "at must be a number, at most 1e+09, but is inf"),
+            ({**LINE, "at": 10**400}, "at must be a number, at most 1e+09, but is 1000"),
+            ({**LINE, "at": -(10**400)}, "at must be a number, at least 0, but is -1000"),
             ({"at": 0, "max_tokens": 1, "prompt_token_ids": [2**31]}, "whole numbers from 0 to 2147483647"),
             ('{"at": 1, "prompt_tokens": 2, "max_tokens": 3, "at": 4}', "the key 'at' is given twice"),
             (
@@ -134,7 +134,7 @@ class TestLines:
                 read(path)
 
     def test_a_file_without_end_is_refused(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("vllm_graft.simulator.workload.requests._LARGEST", 1000)
+        monkeypatch.setattr("vllm_graft.simulator.workload.requests._MAX_FILE_CHARS", 1000)
         with pytest.raises(ConfigError, match="/dev/zero: the workload has more than 1000 characters"):
             read("/dev/zero")
 
@@ -249,15 +249,15 @@ class TestDescription:
             ("prompt = 5\noutput = 5\n[workload]\nrate = 1\n", 3, "the workload has no end"),
             ("prompt = 5\noutput = 5\n[workload]\nrequests = 1\n", 3, "[workload] lacks 'rate'"),
             ("output = 5\n[workload]\nrequests = 1\nrate = 1\n", 1, "the workload lacks prompt, the lengths"),
-            ("prompt = 0\n", 1, "tokens must be a whole number, at least 1, and is 0"),
+            ("prompt = 0\n", 1, "tokens must be a whole number, at least 1, but is 0"),
             ("[prompt]\nsigma = 1\n", 1, "[prompt] lacks 'mean'"),
             ("[prompt]\nmean = 1\nmin = 5\nmax = 3\n", 4, "max is 3, below min, 5"),
             ("[prompt]\nmean = 10\nstd = 3\n", 3, "[prompt] has no key 'std'"),
             ("[prompt]\nmean = 3000\nmax = 100\n", 2, "mean is 3000, above max, 100"),
             ("[prompt]\nmin = 8\nmean = 2.5\nmax = 100\n", 3, "mean is 2.5, below min, 8"),
-            ("[prompt]\nmean = 1e308\nsigma = 2\n", 2, "mean must be a number, at most 1e+07, and is 1e+308"),
-            (HEAD.replace("rate = 1", f"rate = 1{'0' * 400}"), 5, "rate must be a number, at most 1e+09, and is 1000"),
-            (HEAD.replace("rate = 1", f"rate = 0x{'f' * 5000}"), 5, "at most 1e+09, and is too long to be shown"),
+            ("[prompt]\nmean = 1e308\nsigma = 2\n", 2, "mean must be a number, at most 1e+07, but is 1e+308"),
+            (HEAD.replace("rate = 1", f"rate = 1{'0' * 400}"), 5, "rate must be a number, at most 1e+09, but is 1000"),
+            (HEAD.replace("rate = 1", f"rate = 0x{'f' * 5000}"), 5, "at most 1e+09, but is too long to be shown"),
             (HEAD + f"seed = 1{'0' * 30}\n", 6, "seed must be a whole number of 64 bits at most"),
             (HEAD + "[phase]\nseconds = 1\n", 6, "phase is an array of tables"),
             (HEAD + "[[phase]]\nseconds = 1\nrate = 1\n", 5, "there are phases, which have rates of their own"),
@@ -267,7 +267,7 @@ class TestDescription:
             (
                 HEAD.replace("rate = 1", "arrivals = 'at-once'") + "[[phase]]\nseconds = 1\nrate = 1\n",
                 3,
-                "phases have no meaning where all arrive at once",
+                "phases have no meaning if all arrive at once",
             ),
             ("prompt = 99999999999\n", 1, "tokens must be at most 10000000"),
             (HEAD + "[[group]]\nshare = 1\n", 6, "[[group]] lacks 'name'"),
@@ -300,7 +300,7 @@ class TestDescription:
         assert max(each.prompt_tokens for each in generate(text)) == 10_000_000
 
     def test_a_slip_of_the_pen_does_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("vllm_graft.simulator.workload.requests.MOST", 1000)
+        monkeypatch.setattr("vllm_graft.simulator.workload.requests.MAX_REQUESTS", 1000)
         with pytest.raises(ConfigError, match="that makes more than 1000 requests"):
             generate("prompt = 5\noutput = 5\n[workload]\nrate = 1e9\nseconds = 10\n")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.sources import Fingerprint
+from vllm_graft.sources.fingerprint import parameters, parse_parameter
 
 
 def fingerprint(text):
@@ -145,3 +146,14 @@ def test_text():
     assert Fingerprint.parse(str(one)) == one
     with pytest.raises(ValueError, match="'s:12 b:34' is not a fingerprint"):
         Fingerprint.parse("s:12 b:34")
+
+
+def test_parameters_are_read_back():
+    """Each kind of parameter, with and without a default."""
+    (function,) = ast.parse("def f(a, b=1, /, c=2, d=2, *rest, e, g=3, **more): ...").body
+    tokens = list(parameters(function.args))
+    assert [(one.prefix, one.name, one.has_default) for one in map(parse_parameter, tokens)] == [
+        ("/", "a", False), ("/", "b", True), ("", "c", True), ("", "d", True), ("*", "rest", False),
+        ("kw ", "e", False), ("kw ", "g", True), ("**", "more", False),
+    ]  # fmt: skip
+    assert [parse_parameter(token).rest for token in tokens] == ["", "", "", "", "*", "", "", "**"]

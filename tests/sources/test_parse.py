@@ -32,7 +32,7 @@ def test_only_regular_files_of_a_source_s_size_are_read(tmp_path, monkeypatch):
     (tmp_path / "zero.py").symlink_to("/dev/zero")
     (tmp_path / "large.py").write_text("x = 1\n")
     assert read_text(tmp_path / "large.py") == "x = 1\n"
-    monkeypatch.setattr(parsing, "LARGEST", 3)
+    monkeypatch.setattr(parsing, "MAX_FILE_BYTES", 3)
     for path in (tmp_path / "large.py", tmp_path / "pipe.py", tmp_path / "zero.py", tmp_path, Path("/dev/zero")):
         assert read_text(path) is None
 

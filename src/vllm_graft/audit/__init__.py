@@ -2,15 +2,15 @@
 
 ::
 
-    library = Library()                                 # the shipped catalogue first, then the package index
+    finder = ReleaseFinder()                            # the shipped catalogue first, then the package index
     package = read("my_plugin")                         # patches, overrides, subclasses and imports, found by reading
-    report = audit([package], library.release("0.31.0"), [library.release("0.32.0")])
+    report = audit([package], finder.release("0.31.0"), [finder.release("0.32.0")])
     report.rows                                         # a row for each use, a verdict for each release
     report.findings                                     # what needs attention, with codes P201 and up
 
 No code of vLLM or of the package is run.
 
-model.py          the data: Use, Verdict, Cell, ReportRow, Report
+model.py          the data: Use, Verdict, ReportCell, ReportRow, Report
 uses/             reads a package: which names of vLLM it patches, overrides, subclasses and imports, and how
 releases/         reads a release: the shipped catalogue, the package index, a wheel, a folder
 compatibility.py  calls, attribute reads, overrides and subclasses against one release

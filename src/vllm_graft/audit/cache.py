@@ -23,13 +23,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_graft.audit.model import Branch, Condition, PackageUses, PrecomputedCondition, Report, Use, UseGuard
+from vllm_graft.audit.model import (
+    Branch,
+    Condition,
+    PackageUses,
+    PrecomputedCondition,
+    Report,
+    Use,
+    UseGuard,
+    line_at,
+)
 from vllm_graft.audit.releases.catalogue import CatalogueRelease
 from vllm_graft.audit.releases.release import Release
 from vllm_graft.audit.releases.source_release import SourceRelease
 from vllm_graft.audit.releases.wheels import CachedWheel
 from vllm_graft.audit.uses import PackageFiles, body_contents
-from vllm_graft.audit.uses.patches import lock_of
+from vllm_graft.audit.uses.patches import locks_of
 from vllm_graft.audit.uses.syntax import Outline
 from vllm_graft.audit.verdicts import ReleaseFacts
 from vllm_graft.files import cache_folder, replace_file
@@ -63,12 +72,12 @@ class ReportCache:
         self.folder = folder or cache_folder() / "reports"
 
     def load(self, key: str) -> Report | None:
-        """Return a stored report; None where there is none that can be read."""
+        """Return a stored report; None if there is none that can be read."""
         report = _load(self.folder / key)
         return report if isinstance(report, Report) else None
 
     def store(self, key: str, report: Report) -> None:
-        """Store a report; OSError where the folder cannot be written, ValueError where it cannot be pickled."""
+        """Store a report; OSError if the folder cannot be written, ValueError if it cannot be pickled."""
         # Syntax trees are many times the size of a report, and only judging needs them.
         bare: dict[int, Use] = {}
 
@@ -80,7 +89,7 @@ class ReportCache:
             return known
 
         packages = [replace(package, uses=tuple(map(without_tree, package.uses))) for package in report.packages]
-        rows = [replace(row, use=without_tree(row.use)) for row in report.rows]
+        rows = [row.but(use=without_tree(row.use)) for row in report.rows]
         _store(self.folder / key, replace(report, packages=tuple(packages), rows=tuple(rows)), _REPORTS)
 
 
@@ -92,7 +101,7 @@ class UsesCache:
         self._folder = folder or cache_folder() / "readings"
 
     def load(self, package: PackageFiles, releases: Iterable[Release]) -> PackageUses | None:
-        """Return the uses of a package; None where they are not stored, or not for one of the releases."""
+        """Return the uses of a package; None if they are not stored, or not for one of the releases."""
         known = {release.version for release in self._releases}
         if not all(isinstance(release, CatalogueRelease) and release.version in known for release in releases):
             return None
@@ -109,7 +118,7 @@ class UsesCache:
         return found
 
     def store(self, package: PackageFiles, uses: PackageUses) -> None:
-        """Store the uses; OSError where the folder cannot be written, ValueError where they cannot be pickled."""
+        """Store the uses; OSError if the folder cannot be written, ValueError if they cannot be pickled."""
         computed = _Precomputation(self._releases)
         _store(self._folder / self._key(package), replace(uses, uses=tuple(map(computed.use, uses.uses))), _USES)
 
@@ -118,14 +127,14 @@ class UsesCache:
         parts += [package.package, package.version, package.required, package.tests]
         for file in package.files:
             parts += [file.shown, file.name, file.module, _content_digest(file.path)]
-        parts += [(path.name, _content_digest(path)) for path in sorted(set(map(lock_of, package.files)))]
+        parts += [(path.name, _content_digest(path)) for path in locks_of(package.files)]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def report_key(
     packages: Sequence[PackageFiles], base: Release, against: Sequence[Release], *, steps: bool
 ) -> str | None:
-    """Return the key of a report; None where a release may change without a change of its number."""
+    """Return the key of a report; None if a release may change without a change of its number."""
     parts: list[object] = [sys.version_info[:2], code_digest(), steps]
     for release in (base, *against):
         if isinstance(release, CatalogueRelease):
@@ -137,7 +146,7 @@ def report_key(
     for package in packages:
         parts += [package.package, package.version, package.required]
         parts += [(file.shown, file.module, _stamp(file.path)) for file in package.files]
-        parts += [(str(path), _stamp(path)) for path in sorted(set(map(lock_of, package.files)))]
+        parts += [(str(path), _stamp(path)) for path in locks_of(package.files)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -183,12 +192,12 @@ class _Precomputation:
             body_contents(body)
             for condition, first, last in use.branches:
                 # Only branches that a line of the body may be in.
-                if first <= (body.end_lineno or body.lineno) and last >= body.lineno:
+                if line_at(first) <= (body.end_lineno or body.lineno) and line_at(last) >= body.lineno:
                     branches.append((self._condition(condition), first, last))
         if use.guard not in self._guards:
             conditions = tuple(map(self._condition, use.guard.conditions))
-            self._guards[use.guard] = replace(use.guard, conditions=conditions)
-        return replace(use, guard=self._guards[use.guard], branches=tuple(branches))
+            self._guards[use.guard] = use.guard.but(conditions=conditions)
+        return use.but(guard=self._guards[use.guard], branches=tuple(branches))
 
     def _condition(self, condition: Condition) -> PrecomputedCondition:
         if condition not in self._conditions:
@@ -198,7 +207,7 @@ class _Precomputation:
 
 
 def _load(path: Path) -> object:
-    """Return the object in a file; None where there is none that can be read."""
+    """Return the object in a file; None if there is none that can be read."""
     try:
         data = path.read_bytes()
         checksum, body = data[:_CHECKSUM], data[_CHECKSUM:]

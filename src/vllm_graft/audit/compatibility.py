@@ -14,7 +14,7 @@ from vllm_graft.audit.model import Arguments, Use, Verdict
 from vllm_graft.audit.releases.outline import OPAQUE, function_marks
 from vllm_graft.audit.releases.release import METHODS, Release, Shape, Signature, alternatives
 from vllm_graft.audit.uses import body_dependencies
-from vllm_graft.sources.fingerprint import Function, parameters
+from vllm_graft.sources.fingerprint import Function, parameters, parse_parameter
 from vllm_graft.sources.scopes import dotted
 
 _SAME: Final = Verdict("same")
@@ -38,14 +38,13 @@ class _Parameter:
 
     @classmethod
     def parse(cls, token: str) -> _Parameter:
-        rest = token[: len(token) - len(token.lstrip("*"))]
-        name = token.removeprefix("kw ").removeprefix("/").removesuffix("=").lstrip("*")
-        by_place, by_keyword = not token.startswith("kw "), not token.startswith("/")
-        return cls(name, not rest and by_place, not rest and by_keyword, rest, bool(rest) or token.endswith("="))
+        one = parse_parameter(token)
+        by_place, by_keyword = one.prefix in ("", "/"), one.prefix in ("", "kw ")
+        return cls(one.name, by_place, by_keyword, one.rest, bool(one.rest) or one.has_default)
 
 
-def misfit(arguments: Arguments, signature: Sequence[str]) -> str:
-    """Explain why a call does not fit a signature, as Python would; empty where it does, or only running shows."""
+def explain_misfit(arguments: Arguments, signature: Sequence[str]) -> str:
+    """Explain why a call does not fit a signature, as Python would; empty if it fits or only running would show."""
     taken = [_Parameter.parse(token) for token in signature]
     places = [one for one in taken if one.place]
     by_place = [one.name for one in places[: arguments.positional]]
@@ -75,8 +74,8 @@ def _listed(names: Sequence[str]) -> str:
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
 
 
-def refusals(own: Sequence[str], upstream: Sequence[str]) -> frozenset[str]:
-    """Describe the calls that upstream's signature allows and a function refuses; empty where it takes them all."""
+def unsupported_calls(own: Sequence[str], upstream: Sequence[str]) -> frozenset[str]:
+    """Describe the calls that upstream's signature allows and a function refuses; empty if it takes them all."""
     mine, theirs = ([_Parameter.parse(token) for token in each] for each in (own, upstream))
     rest = {one.rest for one in mine}
     places = [one.name for one in mine if one.place]
@@ -98,8 +97,8 @@ def refusals(own: Sequence[str], upstream: Sequence[str]) -> frozenset[str]:
     return frozenset(said)
 
 
-def rejects(own: Sequence[str], upstream: Sequence[str]) -> str:
-    """Explain why no call that upstream's signature allows fits a function; empty where some do.
+def explain_total_misfit(own: Sequence[str], upstream: Sequence[str]) -> str:
+    """Explain why no call that upstream's signature allows fits a function; empty if some do.
 
     Tried are the fewest and the most arguments, by position and by keyword.
     """
@@ -113,15 +112,15 @@ def rejects(own: Sequence[str], upstream: Sequence[str]) -> str:
         names = tuple(one.name for one in given if not one.place)
         only = [one for one in places if not one.keyword]
         named = tuple(one.name for one in places if one.keyword)
-        said.append(misfit(Arguments(len(places), names), own))
-        said.append(misfit(Arguments(len(only), (*named, *names)), own))
+        said.append(explain_misfit(Arguments(len(places), names), own))
+        said.append(explain_misfit(Arguments(len(only), (*named, *names)), own))
     return said[0] if all(said) else ""
 
 
 def judge_call(use: Use, before: Sequence[Release], new: Release) -> Verdict:
     """Judge whether a call fits; a missing target is reported where it is named, unless by ``super()``."""
     base, places = before[0], [(use.module, use.qualname), *use.owners]
-    if use.above and all(new.shape(*place) is None for place in places):
+    if use.via_super and all(new.shape(*place) is None for place in places):
         # ``super()`` lacks the method; a base from outside vLLM may have it.
         owners = [(module, qualname.rpartition(".")[0]) for module, qualname in places]
         classes = [new.shape(*owner) for owner in owners if not new.outside(*owner)]
@@ -130,24 +129,24 @@ def judge_call(use: Use, before: Sequence[Release], new: Release) -> Verdict:
                 return Verdict("gone")
             if not use.attribute.startswith("__"):
                 return Verdict("absent")
-    why = _call_misfit(use, new)
+    why = _misfit_in_release(use, new)
     if why:
-        if not _call_misfit(use, base):
+        if not _misfit_in_release(use, base):
             return Verdict("misfit", why)
         # What an attribute is declared to be, it may be a subclass of.
         return _SAME if use.guessed else Verdict("misfit", f"{why}; it did not fit {base.version} either")
     # An argument by position may reach another parameter than before. One that got a new name does not count: a
-    # parameter has another place where its name, or the name that is in its place now, is in both signatures.
+    # parameter has another place if its name, or the name that is in its place now, is in both signatures.
     count = use.arguments.positional if use.arguments is not None else 0
     was, now = (_by_position(use, release) if count else [] for release in (base, new))
     for place, (old, after) in enumerate(zip(was[:count], now[:count], strict=False)):
         if old != after and (old in now or after in was):
-            return Verdict("broken", f"argument {place + 1} was {old!r} and is {after!r} now")
+            return Verdict("broken", f"argument {place + 1} was {old!r} and is now {after!r}")
     return _SAME
 
 
 def _by_position(use: Use, release: Release) -> list[str]:
-    """Return the names of the parameters that a call fills by position; empty where they are not certain."""
+    """Return the names of the parameters that a call fills by position; empty if they are not certain."""
     module, qualname = next(iter(_places(use, release)), ("", ""))
     found = release.shape(module, qualname) if module else None
     taken = _signatures(use, found, release) if found is not None and not found.opaque else []
@@ -175,22 +174,22 @@ def _places(use: Use, release: Release) -> list[tuple[str, str]]:
     return [(use.module, use.qualname), *use.owners]
 
 
-def _call_misfit(use: Use, release: Release) -> str:
-    """Explain why a call does not fit a release; empty where it does, or where that cannot be told."""
+def _misfit_in_release(use: Use, release: Release) -> str:
+    """Explain why a call does not fit a release; empty if it fits or cannot be determined statically."""
     for module, qualname in _places(use, release) if use.arguments is not None else ():
         assert use.arguments is not None
         found = release.shape(module, qualname)
         if found is not None:
             taken = [] if found.opaque else _signatures(use, found, release)
-            reasons = [misfit(use.arguments, signature) for signature in taken]
+            reasons = [explain_misfit(use.arguments, signature) for signature in taken]
             if found.kind == "class":
                 return next(filter(None, reasons), "")
             return reasons[0] if reasons and all(reasons) else ""
         if use.bound and qualname.endswith(".__init__"):
-            # ``super().__init__`` reaches the constructor that a decorator generates, where there is no other.
+            # ``super().__init__`` reaches the constructor that a decorator generates, if there is no other.
             made = release.constructor(module, qualname.removesuffix(".__init__"))
             if made is not None and made != ((),):
-                return misfit(use.arguments, made[-1])
+                return explain_misfit(use.arguments, made[-1])
         if use.bound and release.outside(module, qualname.rpartition(".")[0]):
             return ""
     return ""
@@ -210,7 +209,7 @@ def judge_read(use: Use, before: Sequence[Release], new: Release) -> Verdict:
             return _SAME
         if name in known:
             continue
-        if name in use.own:
+        if name in use.own_attributes:
             # The package sets it itself.
             return _SAME
         outside = new.outside(owner.module, owner.qualname)
@@ -218,7 +217,7 @@ def judge_read(use: Use, before: Sequence[Release], new: Release) -> Verdict:
             return _SAME
         for old in before:
             if name in (find(old, use.path.index(name))[1] or ()):
-                what = f"{owner.qualname} had {name!r} in {old.version} and has it no more"
+                what = f"{owner.qualname} had {name!r} in {old.version} but no longer does"
                 return Verdict("gone", what, f"{owner.module}:{owner.qualname}")
         if not use.guessed and owner.module.startswith("vllm.config"):
             # Other classes may get attributes at run time; vLLM's configurations declare theirs.
@@ -239,11 +238,11 @@ def _owner(use: Use, release: Release, place: int) -> Shape | None:
 
 def missing_methods(use: Use, before: Sequence[Release], new: Release) -> tuple[list[str], bool]:
     """Return the abstract methods that a subclass lacks, and whether an older release did not require them."""
-    if use.way != "subclass" or not use.concrete:
+    if use.way != "subclass" or not use.instantiated:
         return [], False
     left = [
         name
-        for name in new.abstract(use.module, use.qualname) - use.own
+        for name in new.abstract(use.module, use.qualname) - use.own_attributes
         if not any(
             new.shape(module, f"{qualname}.{name}") is not None and name not in new.abstract(module, qualname)
             for module, qualname in use.owners
@@ -254,15 +253,15 @@ def missing_methods(use: Use, before: Sequence[Release], new: Release) -> tuple[
     if fresh:
         return fresh, True
     # The class could not be instantiated before either: without a constructor it may only hold functions for others.
-    return (sorted(left), False) if "__init__" in use.own or use.made else ([], False)
+    return (sorted(left), False) if "__init__" in use.own_attributes or use.constructed_here else ([], False)
 
 
 def vanished_attributes(use: Use, before: Sequence[Release], new: Release) -> Iterator[tuple[str, int, str]]:
     """Yield the attributes that a body reads from ``self`` or calls on ``cls``, and that the class lost.
 
-    Each with its line, and the release that had it.
+    Each with its position, and the release that had it.
     """
-    if use.body is None or not use.container or use.mixed:
+    if use.body is None or not use.container or use.has_other_bases:
         return
     read = body_dependencies(use).attributes
     owner = use.container
@@ -271,47 +270,53 @@ def vanished_attributes(use: Use, before: Sequence[Release], new: Release) -> It
         return
     outside = new.outside(use.module, owner)
     others = [(module, qualname.rpartition(".")[0]) for module, qualname in use.alternatives]
-    for name, line in read.items():
+    for name, place in read.items():
         if any(name in (new.attributes(*one) or ()) or new.outside(*one) for one in others):
             continue
         if name not in has:
             had = (old for old in before if name in (old.attributes(use.module, owner) or ()))
             release = next((old for old in had if outside <= old.outside(use.module, owner)), None)
             if release is not None:
-                yield name, line, release.version
+                yield name, place, release.version
 
 
-def refuses_more(use: Use, was: Shape | None, now: Shape) -> bool:
+def refuses_new_calls(use: Use, was: Shape | None, now: Shape) -> bool:
     """Return whether a replacement refuses calls that upstream's old signature did not allow."""
-    before = _refused(use, was) if was is not None else frozenset()
-    return bool(_refused(use, now) - before)
+    before = _unsupported_by(use, was) if was is not None else frozenset()
+    return bool(_unsupported_by(use, now) - before)
 
 
-def refused_call(use: Use, before: Sequence[Release], new: Release) -> tuple[str, str]:
+def find_unsupported_call(use: Use, before: Sequence[Release], new: Release) -> tuple[str, str]:
     """Describe a call by upstream that an override does not accept, and how that is known; empty for none.
 
     It is known by a call in vLLM, or by a release that the override fitted; else the override takes none of the calls
     that upstream's signature allows, now or in the base.
     """
     now = _overridden(use, new)
-    refused = _refused(use, now) if now is not None else frozenset()
+    refused = _unsupported_by(use, now) if now is not None else frozenset()
     if now is None or not refused:
         return "", ""
     own = _own_parameters(use) or ()
     calls, all_known = _calls_of(use, now, new)
     for call in calls:
-        if said := misfit(call, own):
+        if said := explain_misfit(call, own):
             passed = [f"{call.positional or 'no'} argument{'' if call.positional == 1 else 's'} by position"]
             passed += [", ".join(f"{name}=" for name in call.keywords)] if call.keywords else []
             return said, f"vLLM calls it with {' and '.join(passed)}"
     was = before[0].shape(use.module, use.qualname)
-    if (calls and all_known) or use.mixed or use.alternatives or was is None or was.signature != now.signature:
+    if (
+        (calls and all_known)
+        or use.has_other_bases
+        or use.alternatives
+        or was is None
+        or was.signature != now.signature
+    ):
         return "", ""
     for old in before[1:]:
         then = old.shape(use.module, use.qualname)
-        if then is not None and then.kind == now.kind and not _refused(use, then):
+        if then is not None and then.kind == now.kind and not _unsupported_by(use, then):
             return "; ".join(sorted(refused)), f"it fitted {old.version}"
-    reasons = [rejects(own, one) for one in _taken(now)]
+    reasons = [explain_total_misfit(own, one) for one in _taken(now)]
     return reasons[0] if reasons and all(reasons) else "", ""
 
 
@@ -321,11 +326,11 @@ def takes_every_call(use: Use, new: Release) -> bool:
     if now is None:
         return False
     calls, all_known = _calls_of(use, now, new)
-    return bool(calls) and all_known and not any(misfit(call, _own_parameters(use) or ()) for call in calls)
+    return bool(calls) and all_known and not any(explain_misfit(call, _own_parameters(use) or ()) for call in calls)
 
 
 def _overridden(use: Use, release: Release) -> Shape | None:
-    """Return the method that an override replaces, where upstream calls it and its parameters are certain."""
+    """Return the method that an override replaces, if upstream calls it and its parameters are certain."""
     if use.way != "override" or use.body is None or (use.attribute.startswith("__") and use.attribute != "__call__"):
         return None
     if _own_parameters(use) is None or OPAQUE in function_marks([use.body]):
@@ -337,28 +342,30 @@ def _overridden(use: Use, release: Release) -> Shape | None:
 def _calls_of(use: Use, now: Shape, release: Release) -> tuple[list[Arguments], bool]:
     """Return the calls in a release that reach an override, and whether those on any object are among them.
 
-    A call on ``self`` in a class that the override's derives from reaches it. A call on another object does where no
-    class outside the family has a method of that name, or where the override takes none of the calls there are.
+    A call on ``self`` in a class that the override's derives from reaches it. A call on another object does if no
+    class outside the family has a method of that name, or if the override takes none of the calls there are.
     """
     family = set(release.lineage(use.module, use.container))
     definers = release.definers(use.attribute)
     above = family.intersection(definers)
     related = all(one in family or not above.isdisjoint(release.lineage(*one.split(":"))) for one in definers)
     taken = _taken(now)
-    calls = [call for call in release.calls(use.attribute) if not all(misfit(call.arguments, one) for one in taken)]
+    calls = [
+        call for call in release.calls(use.attribute) if not all(explain_misfit(call.arguments, one) for one in taken)
+    ]
     reaching = [call.arguments for call in calls if (call.owner in family if call.owner else related)]
     own = _own_parameters(use) or ()
-    if not reaching and all(misfit(call.arguments, own) for call in calls):
+    if not reaching and all(explain_misfit(call.arguments, own) for call in calls):
         return [call.arguments for call in calls], False
     return reaching, related
 
 
-def _refused(use: Use, upstream: Shape) -> frozenset[str]:
+def _unsupported_by(use: Use, upstream: Shape) -> frozenset[str]:
     """Describe what the package's function refuses of the calls that upstream's takes; of alternatives, the nearest."""
     own = _own_parameters(use) if use.body is not None else None
     if own is None:
         return frozenset()
-    return min((refusals(own, one) for one in _taken(upstream)), key=len, default=frozenset())
+    return min((unsupported_calls(own, one) for one in _taken(upstream)), key=len, default=frozenset())
 
 
 def _taken(upstream: Shape) -> list[Sequence[str]]:

@@ -29,7 +29,7 @@ _COMMONPLACE: Final = re.compile(r"\s*(?:pass|break|continue|return|return None|
 class Origin:
     """The release that a function seems to be copied from.
 
-    release:    the nearest; empty where there was none to compare with
+    release:    the nearest; empty if there was none to compare with
     differing:  how many lines are in one of the two and not in the other
     of_lines:   how many lines the function has
     own:        how many of its lines upstream's function does not have; the rest of ``differing`` are upstream's that
@@ -47,10 +47,10 @@ class Origin:
     own: int = 0
 
 
-def nearest(text: str, candidates: Mapping[str, str], *, prefer_old: bool = False) -> Origin:
+def nearest_release(text: str, candidates: Mapping[str, str], *, prefer_old: bool = False) -> Origin:
     """Find the release among ``candidates`` (release to upstream's source) that ``text`` is nearest to.
 
-    Of those equally near it is the newest. With ``prefer_old`` it is the oldest, for a merge: where function and
+    Of those equally near it is the newest. With ``prefer_old`` it is the oldest, for a merge: if function and
     upstream have both changed one line, either release may be the origin, and an older base shows a conflict where a
     newer one would hide upstream's change.
     """
@@ -77,7 +77,7 @@ def oldest(releases: Iterable[str]) -> str:
 
 
 def canonical_lines(text: str) -> list[str]:
-    """Return the lines of one or several functions that count; SyntaxError where it is not Python."""
+    """Return the lines of one or several functions that count; SyntaxError if it is not Python."""
     body = statements(text)
     for node in body:
         if isinstance(node, Function):
@@ -144,7 +144,9 @@ def copies(
         if use.way not in ("replace", "override") or len(use.source.splitlines()) < _SHORT:
             continue
         upstream = {release: text(release, use.module, use.qualname) for release in releases}
-        origin = nearest(use.source, {release: found for release, found in upstream.items() if found is not None})
+        origin = nearest_release(
+            use.source, {release: found for release, found in upstream.items() if found is not None}
+        )
         if origin.copied:
             yield row, origin, _finding(use, origin, report.releases[-1], upstream)
 

@@ -6,15 +6,20 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from vllm_graft.audit.compatibility import refused_call, refuses_more, takes_every_call, vanished_attributes
-from vllm_graft.audit.model import Cell, PackageUses, PatchDeclaration, ReportRow, Use, VerdictState, Way
+from vllm_graft.audit.compatibility import (
+    find_unsupported_call,
+    refuses_new_calls,
+    takes_every_call,
+    vanished_attributes,
+)
+from vllm_graft.audit.model import PackageUses, PatchDeclaration, ReportCell, ReportRow, Use, VerdictState, Way, line_at
 from vllm_graft.audit.releases.release import FOREIGN, Release, Shape, alternatives
 from vllm_graft.audit.uses import body_dependencies, is_class_method
 from vllm_graft.audit.verdicts import ReleaseFacts, find_owner, find_shape, is_on_demand
 from vllm_graft.findings import Finding, Level
 from vllm_graft.patching.checks import ENUMS, refuse_enum_value
 from vllm_graft.patching.functions import parameter_mismatch, parameters_from_tokens, parameters_in_source
-from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.fingerprint import Function, parse_parameter
 from vllm_graft.sources.scopes import dotted
 from vllm_graft.versions import InstalledVersion, includes
 
@@ -69,7 +74,7 @@ def findings_for(
         lost = state in ("gone", "moved") and use.way in ("replace", "wrap", "delete")
         if lost and cell.verdict.standing != "runs":
             gone = _describe(sentence, cell)
-            what = f"{gone}, and the code around it goes on without a word: the patch no longer applies"
+            what = f"{gone}, and the code around it silently continues: the patch no longer applies"
             yield _finding("P221", "error", use, what, fix)
         elif code:
             level = _level(use, cell, was, now)
@@ -79,26 +84,26 @@ def findings_for(
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             facts, before = ReleaseFacts(new), (old, *known.get(cell.release, ()))
             on_class = use.body is not None and is_class_method(use.body)
-            for name, line, version in vanished_attributes(use, before, new):
-                if facts.runs(use.branches, line):
+            for name, place, version in vanished_attributes(use, before, new):
+                if facts.runs(use.branches, place):
                     owner, to = use.container, cell.release
-                    what = f"the code reads self.{name}, which {owner} had in {version} and has no more in {to}"
+                    what = f"the code reads self.{name}, which {owner} had in {version} but no longer has in {to}"
                     if on_class:
-                        what = f"the code calls cls.{name}, which {owner} had in {version} and has no more in {to}"
-                    yield _finding("P210", "error", use, what, "find what took its place", line)
+                        what = f"the code calls cls.{name}, which {owner} had in {version} but no longer has in {to}"
+                    yield _finding("P210", "error", use, what, "find what took its place", line_at(place))
             if use.body is not None and was is not None and now is not None:
                 # Keyword arguments that the code passes to the original, and that it no longer takes.
                 taken = [[token for token in one.signature[1:] if token[:1] not in "*/"] for one in (was, now)]
-                had, has = ({token.removeprefix("kw ").removesuffix("=") for token in tokens} for tokens in taken)
+                had, has = ({parse_parameter(token).name for token in tokens} for tokens in taken)
                 anything = any(token.startswith("**") for token in now.signature)
-                for name, line in body_dependencies(use).keywords.items() if not anything else ():
-                    if name in had - has and facts.runs(use.branches, line):
-                        what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
-                        yield _finding("P211", "error", use, what, "pass what it takes now", line)
+                for name, place in body_dependencies(use).keywords.items() if not anything else ():
+                    if name in had - has and facts.runs(use.branches, place):
+                        what = f"the code passes {name}= to the original, which no longer takes it in {cell.release}"
+                        yield _finding("P211", "error", use, what, "pass what it takes now", line_at(place))
             if level != "error" or state not in ("broken", "extended"):
-                said, reason = refused_call(use, before, new)
+                said, reason = find_unsupported_call(use, before, new)
                 if said:
-                    what = f"what upstream passes the override does not take in {cell.release}: {said}"
+                    what = f"the override does not take what upstream passes in {cell.release}: {said}"
                     what += f"; {reason}" if reason else f"; nor in {cell.since}"
                     fix = "accept the parameters and hand them on, or choose a name of your own"
                     yield _finding("P218", "error" if reason and not use.guarded else "warning", use, what, fix)
@@ -125,15 +130,15 @@ def start_refusals(package: PackageUses, release: Release) -> Iterator[Finding]:
             continue
         hooks.setdefault((use.file, patch.name, use.qualname), []).append((use, patch))
         if patch.locked and not patch.reviewed and use.way != "add":
-            what = "it says locked=True, and no patches.lock of its package speaks of it: a start refuses it"
+            what = "it declares locked=True, but its package's patches.lock has no entry for it: a start refuses it"
             fix = f"run `vllm-graft lock {patch.name}`, and put patches.lock into the wheel as package data"
             yield _finding("P224", "error", use, what, fix)
         if not is_for(patch.vllm, release.version):
-            what = f"it is for vLLM {patch.vllm}, and a start with {release.version} refuses it"
+            what = f"it is for vLLM {patch.vllm}, so a start with {release.version} refuses it"
             fix = "read what has become of its target, and widen vllm=; or leave the patch out from this release on"
             yield Finding("P222", "error", f"patch {patch.name}", what, f"{use.file}:{patch.line}", fix)
         elif is_for(patch.releases, release.version) and (form := _form_change(use, release)):
-            what = f"{form}, and a start with {release.version} refuses it"
+            what = f"{form}, so a start with {release.version} refuses it"
             yield _finding("P222", "error", use, what, "write the patch for what is there")
     for bodies in hooks.values():
         use, patch = bodies[0]
@@ -151,11 +156,11 @@ _SPECIAL: Final = frozenset({"__new__", "__init_subclass__", "__class_getitem__"
 
 
 def _form_change(use: Use, release: Release) -> str:
-    """Explain how a hook's form differs from what upstream has in its place; empty where it does not."""
+    """Explain how a hook's form differs from what upstream has in its place; empty if it does not."""
     now = find_shape(release, use) if use.way != "add" else None
     above = find_owner(release, use) if use.container else None
     if above is not None and above.kind == "function":
-        return f"its target is a {above.kind} upstream, and only classes and modules can be patched"
+        return f"its target is a {above.kind} upstream, but only classes and modules can be patched"
     if is_on_demand(use) and use.patch is not None and use.patch.marked and use.way != "add":
         return f"there is no {use.attribute!r} to {use.way}: vllm.envs reads it from the environment on demand"
     if above is not None and above.kind == "class" and now is not None and not isinstance(use.body, Function):
@@ -169,13 +174,13 @@ def _form_change(use: Use, release: Release) -> str:
     marks = {dotted(one).rpartition(".")[2] for one in use.body.decorator_list}
     mine = next((form for form in ("classmethod", "staticmethod", "property") if form in marks), "function")
     if mine != now.kind and not (mine == "staticmethod" and not use.container):
-        return f"{use.attribute!r} is a {now.kind} upstream and a {mine} in the patch"
+        return f"{use.attribute!r} is a {now.kind} upstream but a {mine} in the patch"
     taken = alternatives(now.signature)
     if mine == "property" or len(taken) != 1:
         return ""
     own = use.patch.function if use.patch is not None else None
     if own is not None and now.function is not None and own != now.function:
-        return f"{use.attribute!r} is a {now.function} function upstream and a {own} function in the patch"
+        return f"{use.attribute!r} is a {now.function} function upstream but a {own} function in the patch"
     if now.opaque:
         return ""
     # The same check as a start makes, so that both say the same.
@@ -197,11 +202,11 @@ def misspellings(use: Use, base: Release) -> Iterator[Finding]:
     prefix, _, rest = name.lstrip("_").partition("_")
     if prefix.lower().startswith(("orig", "old", "prev", "saved", "real")) and rest == near[0].lstrip("_"):
         return
-    what = f"it is added, and {near[0]!r} is there in {base.version}: an assignment to a misspelt name has no effect"
+    what = f"it is added, but {near[0]!r} exists in {base.version}: an assignment to a misspelt name has no effect"
     yield Finding("P213", "warning", f"add {use.name}", what, use.where, "correct the name if that one is meant")
 
 
-def _describe(sentence: str, cell: Cell) -> str:
+def _describe(sentence: str, cell: ReportCell) -> str:
     detail = f": {cell.verdict.detail}" if cell.verdict.detail else ""
     if cell.verdict.state == "absent":
         return f"{sentence}, {cell.since} or {cell.release}{detail}"
@@ -210,12 +215,12 @@ def _describe(sentence: str, cell: Cell) -> str:
     return f"{sentence} from {cell.since} to {cell.release}{detail}"
 
 
-def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
+def _level(use: Use, cell: ReportCell, was: Shape | None, now: Shape | None) -> Level:
     state = cell.verdict.state
     provided = cell.verdict.standing in ("caught", "unsure", "unmet") or bool(use.alternatives) or use.fallback
     if use.way in ("call", "read"):
         # An override whose method is gone is never called, so its call of ``super()`` does not fail either.
-        dead = use.above and state != "misfit" and use.owner.rpartition(".")[2] == use.attribute
+        dead = use.via_super and state != "misfit" and use.owner.rpartition(".")[2] == use.attribute
         if state == "broken":
             # The call is accepted, and its arguments mean something else.
             return "info" if provided else "warning"
@@ -227,12 +232,12 @@ def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     if state in ("broken", "extended"):
         if use.way in ("import", "subclass"):
             return "warning" if state == "broken" else "info"
-        if use.made and use.attribute == "__init__" and use.container:
+        if use.constructed_here and use.attribute == "__init__" and use.container:
             return "info"
         if use.body is None or now is None:
             # The replacement is a class, a value, or a function that is not in sight.
             return "warning" if state == "broken" and use.way != "delete" else "info"
-        return "error" if refuses_more(use, was, now) else "info"
+        return "error" if refuses_new_calls(use, was, now) else "info"
     if state == "body":
         reviewed = use.patch is not None and cell.release in use.patch.reviewed
         return "info" if use.way not in ("replace", "delete") or reviewed else "warning"

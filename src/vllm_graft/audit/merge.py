@@ -159,6 +159,6 @@ def _side(changes: Sequence[_Change], region: _Region, side: Sequence[str], befo
 
 
 def _close(part: list[str]) -> None:
-    """End the last line, which would run into the marker otherwise."""
+    """End the last line, which would otherwise run into the marker."""
     if part and not part[-1].endswith("\n"):
         part[-1] += "\n"

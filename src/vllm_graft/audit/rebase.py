@@ -1,7 +1,7 @@
 """Carry a copied function to another release: merge its author's changes with upstream's since.
 
 The copy's own decorators, name and docstring stay out of the merge, and so does its indentation. The merge is one of
-text, so that upstream's comments and line breaks are preserved. Where that gives conflicts, because a formatter has
+text, so that upstream's comments and line breaks are preserved. If that gives conflicts, because a formatter has
 been over the copy, two more forms are tried, and the one with the fewest conflicts is taken. In the first the copy is
 laid out as its origin: statements that both have are written as upstream writes them, so that the copy differs only
 where it means something else. In the second all three are formatted alike by ruff. Both preserve comments. Without
@@ -40,12 +40,12 @@ _UPSTREAM: Final = 88
 _SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
 _IF: Final = "if x:\n    pass\n"
 _TRY: Final = "try:\n    pass\n"
-# The statement that has to precede a clause, which is none of its own.
+# The statement that has to precede a clause, which is not a statement on its own.
 _BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
 
 
 def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
-    """Lay ``ours`` out as ``theirs``; None where that would change its meaning.
+    """Lay ``ours`` out as ``theirs``; None if that would change its meaning.
 
     Statements that only ``ours`` has keep their lines and comments. A shared statement is written as in ``theirs``,
     unless that would lose a comment.
@@ -146,7 +146,7 @@ def _statements(lines: Sequence[str]) -> list[_Statement]:
 
 
 def _meaning(said: str, first: str, *, is_head: bool) -> str:
-    """Return what a statement means, whatever its layout; its text where it cannot be parsed alone."""
+    """Return what a statement means, whatever its layout; its text if it cannot be parsed alone."""
     if first == "@":
         whole = f"{said}\ndef f(): pass"
     elif is_head:
@@ -184,7 +184,7 @@ class RebaseResult:
     ours:       how many of the copy's own changes went in
     theirs:     how many of upstream's
     alike:      how many both had made alike
-    broken:     why a text without conflicts is still no Python; empty where it is
+    broken:     why a text without conflicts is still not valid Python; empty if it is
     """
 
     text: str
@@ -257,7 +257,7 @@ def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tup
 def new_names(text: str, before: str, module: str) -> set[str]:
     """Return the global names that a function uses, that it did not use before, and that its module does not have.
 
-    None where the text has conflicts, or where the module imports everything from another.
+    None if the text has conflicts, or if the module imports everything from another.
     """
     try:
         used = _globals(text) - _globals(before)
@@ -300,7 +300,7 @@ class _Function:
 
     @classmethod
     def read(cls, text: str, name: str) -> _Function:
-        """Parse a function's source; ConfigError where it is something else."""
+        """Parse a function's source; ConfigError if it is something else."""
         found = lines(text.replace("\r\n", "\n").lstrip("\n"))
         margin = found[0][: len(found[0]) - len(found[0].lstrip())] if found else ""
         try:

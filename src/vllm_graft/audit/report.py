@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vllm_graft.audit.compatibility import refused_call, vanished_attributes
+from vllm_graft.audit.compatibility import find_unsupported_call, vanished_attributes
 from vllm_graft.audit.findings import findings_for, is_for, misspellings, start_refusals
-from vllm_graft.audit.model import Cell, PackageUses, Report, ReportRow, Use, Verdict
-from vllm_graft.audit.releases.library import is_older
+from vllm_graft.audit.model import PackageUses, Report, ReportCell, ReportRow, Use, Verdict
 from vllm_graft.audit.releases.outline import BODY
 from vllm_graft.audit.releases.release import Release
+from vllm_graft.audit.releases.release_finder import is_older
 from vllm_graft.audit.verdicts import (
     ReleaseFacts,
     ReleasePair,
@@ -59,7 +59,7 @@ def audit(
     judged = rows
     if steps and against:
         whole = ReleasePair.of(base, against[-1], uses, earlier[against[-1].version])
-        cells = (Cell(whole.new.version, whole.old.version, verdict(row.use, whole)) for row in rows)
+        cells = (ReportCell(whole.new.version, whole.old.version, verdict(row.use, whole)) for row in rows)
         judged = [replace(row, cells=(cell,)) for row, cell in zip(rows, cells, strict=True)]
     ends = {base.version: base, **{release.version: release for release in against}}
     findings = [finding for package in packages for finding in package.unread]
@@ -80,19 +80,24 @@ def _normalize(package: PackageUses, releases: Sequence[Release], known: Sequenc
     """Split each name where its module ends, tell additions from replacements, and drop imports of added names."""
     pairs = [(use, normalize(use, releases)) for use in package.uses]
     # A name that is mentioned with what it has, too: ``function`` and ``function.cache_clear``.
-    whole = {(one.file, one.name, one.guard, one.passed) for use, one in pairs if not _is_cut(use, one)}
+    whole = {(one.file, one.name, one.guard, one.passed_on) for use, one in pairs if not _is_cut(use, one)}
     uses = [
-        one for use, one in pairs if not _is_cut(use, one) or (one.file, one.name, one.guard, one.passed) not in whole
+        one
+        for use, one in pairs
+        if not _is_cut(use, one) or (one.file, one.name, one.guard, one.passed_on) not in whole
     ]
     base = ReleaseFacts(releases[0])
     uses = [replace(use, way="add") if adds(use, base, known) else use for use in uses]
     added = {use.name for use in uses if use.way == "add"}
-    modules = {use.module for use in uses if use.way in ("add", "replace") and not use.qualname}
+    modules = {use.module for use in uses if use.way == "add" and not use.qualname}
+    # A module that vLLM has is replaced only once that code has run, which is certain below it in its own file.
+    at_top = (use for use in uses if use.way == "replace" and not (use.qualname or use.owner or use.guard))
+    replaced = {(use.file, use.module): use.line for use in at_top}
 
     def is_own(use: Use) -> bool:
         """Return whether the package itself adds a name, or something around it."""
         parts = use.qualname.split(".")
-        if use.module in modules:
+        if use.module in modules or replaced.get((use.file, use.module), use.line) < use.line:
             # ``sys.modules["vllm.x"] = ...``
             return True
         return any(f"{use.module}:{'.'.join(parts[:count])}" in added for count in range(1, len(parts) + 1))
@@ -106,8 +111,8 @@ def _is_cut(use: Use, normal: Use) -> bool:
 
 
 def _row(package: PackageUses, use: Use, pairs: Sequence[ReleasePair]) -> ReportRow | None:
-    """Judge a use in each release; None where none of them has its name."""
-    cells = tuple(Cell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
+    """Judge a use in each release; None if none of them has its name."""
+    cells = tuple(ReportCell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
     absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
     if absent and use.way not in ("call", "read"):
         last = pairs[-1]
@@ -129,7 +134,7 @@ def verdict(use: Use, pair: ReleasePair) -> Verdict:
     found = pair.judge(use)
     if found.state in ("same", "absent") and any(vanished_attributes(use, pair.before, pair.new)):
         return Verdict("misfit", "its code reads what is gone", found.now)
-    if found.state == "same" and (said := refused_call(use, pair.before, pair.new)[0]):
+    if found.state == "same" and (said := find_unsupported_call(use, pair.before, pair.new)[0]):
         return Verdict("misfit", said, found.now)
     if found.state not in ("same", "body", "extended", "broken"):
         return found
@@ -150,7 +155,7 @@ def with_diffs(report: Report, text: Callable[[str, str, str], str | None]) -> R
     """Add a diff to each cell whose name changed; ``text`` returns the source of a name in a release."""
     import difflib
 
-    def with_diff(use: Use, cell: Cell) -> Cell:
+    def with_diff(use: Use, cell: ReportCell) -> ReportCell:
         if cell.verdict.state in ("same", "absent", "") or use.way in ("import", "call", "read"):
             return cell
         module, _, qualname = cell.verdict.now.partition(":") if cell.verdict.now else (use.module, "", use.qualname)

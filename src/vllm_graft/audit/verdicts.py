@@ -12,6 +12,7 @@ from vllm_graft.audit.compatibility import judge_call, judge_read, missing_metho
 from vllm_graft.audit.model import Branch, Condition, Outcome, Standing, Use, UseGuard, Verdict
 from vllm_graft.audit.releases.release import FOREIGN, METHODS, NOT_OURS, Release, Shape, alternatives
 from vllm_graft.patching.checks import ENUMS
+from vllm_graft.sources.fingerprint import parse_parameter
 
 SAME: Final = Verdict("same")
 
@@ -30,14 +31,14 @@ class ReleaseFacts:
         self.version = release.version.partition("+")[0]
 
     def has(self, module: str, qualname: str) -> bool | None:
-        """Return whether a name exists; None where it would not be found if it did."""
+        """Return whether a name exists; None if it may exist without being found."""
         use = Use("import", module, qualname, "", 0)
         if find_shape(self.release, use) is not None:
             return True
         return None if _unread(use) else False
 
     def attribute(self, module: str, qualname: str, name: str) -> bool | None:
-        """Return whether a class or module has an attribute; None where the owner itself is missing."""
+        """Return whether a class or module has an attribute; None if the owner itself is missing."""
         owner = Use("import", module, qualname, "", 0)
         found = find_shape(self.release, owner) if module != "vllm" or qualname else None
         if found is not None and found.kind in METHODS:
@@ -54,7 +55,7 @@ class ReleaseFacts:
         return None if found.qualname and self.release.outside(found.module, found.qualname) else False
 
     def takes(self, module: str, qualname: str, parameter: str) -> bool | None:
-        """Return whether a function or the constructor of a class has a parameter; None where that is not known."""
+        """Return whether a function or the constructor of a class has a parameter; None if that is not known."""
         found = find_shape(self.release, Use("import", module, qualname, "", 0))
         if found is None or found.opaque:
             return None
@@ -63,7 +64,7 @@ class ReleaseFacts:
             signatures = list(self.release.constructor(found.module, found.qualname) or ())
         if not signatures or len(signatures) > 1:
             return None
-        return any(token.removeprefix("kw ").removesuffix("=").lstrip("/*") == parameter for token in signatures[0])
+        return any(parse_parameter(token).name == parameter for token in signatures[0])
 
     def standing(self, guard: UseGuard) -> Standing:
         """Return what a guard makes of the code behind it in this release."""
@@ -78,9 +79,9 @@ class ReleaseFacts:
             self._standings[guard] = found
         return self._standings[guard] if guard else "runs"
 
-    def runs(self, branches: Sequence[Branch], line: int) -> bool:
-        """Return whether a line is certain to be reached once the function around it is called."""
-        inside = (condition for condition, first, last in branches if first <= line <= last)
+    def runs(self, branches: Sequence[Branch], place: int) -> bool:
+        """Return whether a position is certain to be reached once the function around it is called."""
+        inside = (condition for condition, first, last in branches if first <= place <= last)
         return all(condition.outcome(self).runs for condition in inside)
 
 
@@ -129,7 +130,7 @@ class ReleasePair:
         return replace(found, standing=stands) if stands != found.standing else found
 
     def _missing(self, use: Use, found: Verdict, stands: Standing) -> Verdict:
-        """Judge a missing name: no loss where the code has something else in its place."""
+        """Judge a missing name: no loss if the code has something else in its place."""
         elsewhere = next((name for name in use.alternatives if self.new_facts.has(*name)), None)
         if elsewhere is not None:
             return Verdict("", f"{':'.join(elsewhere)} is in its place")
@@ -137,13 +138,13 @@ class ReleasePair:
             # ``try: from new import C; except ImportError: from old import C``, and later ``C.attribute``.
             owner = next((name for name in use.owners if self.new_facts.has(*name)), None)
             if owner is not None:
-                return Verdict("", f"{':'.join(owner)} is in the place of {use.container or use.module}")
+                return Verdict("", f"{':'.join(owner)} is in place of {use.container or use.module}")
         if stands == "runs":
             return found
         if stands == "unmet" and (not use.changes_vllm or found.state == "absent"):
             return Verdict("", f"it does not run in {self.new.version}, by a test for a name")
         if use.changes_vllm and (use.guard.alternative or any(one.alternative for one in use.guard.conditions)):
-            return Verdict("", "the code does something else where it is missing")
+            return Verdict("", "the code has a fallback for when it is missing")
         return found
 
     def _judge(self, use: Use) -> Verdict:
@@ -165,7 +166,7 @@ class ReleasePair:
             if now is None:
                 return Verdict("absent")
             if use.way == "override" and use.attribute in self.new.abstract(use.module, use.container or use.module):
-                return Verdict("same", "upstream asks for it now")
+                return Verdict("same", "upstream requires it now")
             if use.way in ("add", "override"):
                 return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
             return Verdict("same", "it is new")
@@ -207,8 +208,8 @@ class ReleasePair:
             return Verdict("kind", f"a {was.kind} is a {now.kind} now", elsewhere)
         change = signature_change(was.signature, now.signature) if was.signature != now.signature else None
         if use.way == "import":
-            # Where code passes a function on, its signature counts and its body does not.
-            return Verdict("broken", change[1]) if use.passed and change and change[0] == "broken" else SAME
+            # If code passes a function on, its signature counts but its body does not.
+            return Verdict("broken", change[1]) if use.passed_on and change and change[0] == "broken" else SAME
         if now.inherited and not was.inherited:
             owner = use.container or use.module
             return Verdict("inherited", f"{owner} no longer defines it: {now.name} is what runs", now.name)
@@ -238,7 +239,7 @@ def find_shape(release: Release, use: Use) -> Shape | None:
 def is_on_demand(use: Use) -> bool:
     """Return whether a name is one of vLLM's variables, which the module's ``__getattr__`` reads from the environment.
 
-    They are declared for type checkers alone, and are no attributes that a VLLMPatch could replace.
+    They are declared for type checkers alone, and are not attributes that a VLLMPatch could replace.
     """
     return use.module == "vllm.envs" and use.qualname.isupper()
 
@@ -251,7 +252,7 @@ def find_owner(release: Release, use: Use) -> Shape | None:
 def normalize(use: Use, releases: Sequence[Release]) -> Use:
     """Split a use's name where its module ends, as in the first release that has something there.
 
-    ``from vllm.v1.core.sched import scheduler`` does not say that this is a module, and a text given to mock does not
+    ``from vllm.v1.core.sched import scheduler`` does not say that this is a module, and a string given to mock does not
     say where the module ends.
     """
     ways = [(release, module, rest) for release in releases for module, rest in _splits(release, use)]
@@ -283,11 +284,11 @@ def _splits(release: Release, use: Use) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _unread(use: Use) -> str:
-    """Explain why a name may exist without being found; empty where it would be found."""
+    """Explain why a name may exist without being found; empty if it would be found."""
     whole = f"{use.module}.{use.qualname}."
     if whole.startswith(f"{NOT_OURS}."):
-        return "vLLM carries it of others, and it is not compared"
-    return "it is compiled, and only Python is read" if _COMPILED.search(whole) else ""
+        return "it is third-party code vendored by vLLM and is not compared"
+    return "it is compiled, but only Python is read" if _COMPILED.search(whole) else ""
 
 
 def adds(use: Use, base: ReleaseFacts, known: Sequence[ReleaseFacts] = ()) -> bool:
@@ -296,7 +297,7 @@ def adds(use: Use, base: ReleaseFacts, known: Sequence[ReleaseFacts] = ()) -> bo
     If the base or one of the ``known`` releases has the name, and the assignment is made there, it replaces what is
     gone; behind ``if not hasattr(...)`` it is made elsewhere only.
     """
-    # A hook of vllm-graft's without a mark adds a missing name; one that calls the original does not.
+    # A vllm-graft hook without a mark adds a missing name; one that calls the original does not.
     auto = use.patch is None or (not use.patch.marked and use.way == "replace")
     if use.way not in ("replace", "wrap") or not auto:
         return False
@@ -320,7 +321,7 @@ def may_inherit(release: Release, use: Use) -> bool:
     if found is None or found.kind != "class":
         return False
     special = use.attribute.startswith("__") and use.attribute.endswith("__")
-    # What methods set on ``self`` is no attribute of the class, which is what a VLLMPatch changes.
+    # What methods set on ``self`` is not an attribute of the class, which is what a VLLMPatch changes.
     known = release.attributes(found.module, found.qualname) if use.patch is None else None
     outside = release.outside(found.module, found.qualname)
     if use.patch is not None and outside <= ENUMS:
@@ -335,15 +336,16 @@ def signature_change(old: Sequence[str], new: Sequence[str]) -> tuple[Literal["e
     said = [f"{name} is new" for name in added if name not in removed]
     said += [f"{name} is gone" for name in removed if name not in added]
     for name in (name for name in added if name in removed):
-        default = added[name].endswith("=") - removed[name].endswith("=")
-        changed = f"has {'a' if default > 0 else 'no'} default now" if default else "is passed otherwise"
+        default = parse_parameter(added[name]).has_default - parse_parameter(removed[name]).has_default
+        changed = f"has {'a' if default > 0 else 'no'} default now" if default else "is now passed differently"
         said.append(f"{name} {changed}")
-    optional = all(one.endswith("=") or one.startswith("*") for one in new if one not in old)
+    fresh = [parse_parameter(one) for one in new if one not in old]
+    optional = all(one.has_default or one.rest for one in fresh)
     if not removed and optional and [one for one in new if one in old] == list(old):
         return "extended", ", ".join(said)
-    return "broken", ", ".join(said) or "its parameters stand in another order"
+    return "broken", ", ".join(said) or "its parameters are in a different order"
 
 
 def _parameter(token: str) -> str:
-    name = token.removeprefix("kw ").removeprefix("/").removesuffix("=")
-    return _KINDS.get(token) or (f"{name!r}" if name.isidentifier() or name.startswith("*") else token)
+    one = parse_parameter(token)
+    return _KINDS.get(token) or (repr(f"{one.rest}{one.name}") if one.name.isidentifier() else token)

@@ -4,7 +4,7 @@ Every extension point has a room or module of its own here, and each is built fr
 
 - injected: what the front end puts into vLLM's arguments or configuration, so that vLLM itself makes our class. Your
   own value is kept beside ours, or refused by name.
-- wrapped: the class of vLLM's from which ours derives, or patches where vLLM has no argument. Each calls the original.
+- wrapped: the vLLM class from which ours derives, or patches if vLLM has no argument. Each calls the original.
 - proven: ``instantiate`` makes the planned item in the process that runs it and records it as applied or refused;
   ``guard_method`` wraps its methods, so that calls are counted and timed and a failure puts the item aside.
 

@@ -51,7 +51,13 @@ def instantiate(
             made = kind(*args, **kwargs)
         if not isinstance(made, contract):
             names = [each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,))]
-            raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {' and no '.join(names)}")
+            raise TypeError(
+                f"{item.target} made a {type(made).__name__}, which does not implement {' or '.join(names)}"
+            )
+        if not hasattr(made, "_options"):
+            # Its constructor does not call that of Item, and option() would fail with the first request.
+            # A frozen dataclass allows no plain assignment.
+            object.__setattr__(made, "_options", {**type(made).options, **item.options})
         fit(made)
     # SystemExit too: a plugin that calls sys.exit() must not end the engine without a reason in its record.
     except BaseException as error:
@@ -103,7 +109,7 @@ def _arguments(
         # A constructor may do without the options that every sampler has: the binding itself reads those.
         defaults = {**getattr(kind, "options", {}), **{name: options.get(name) for name in OptInSampler.options}}
         if lost := [name for name, value in options.items() if value != defaults.get(name)]:
-            raise TypeError(f"the constructor of {kind.__name__} takes no options, and the plan sets {', '.join(lost)}")
+            raise TypeError(f"the constructor of {kind.__name__} takes no options, but the plan sets {', '.join(lost)}")
     return args, kwargs
 
 
@@ -121,7 +127,7 @@ def guard_method(
     ``budget_us`` is the point's own unless given; ``on_aside`` replaces the note in the ledger that the item is aside.
     """
     meter = ledger.hook(item.name, method, point(item.point).budget_us if budget_us is None else budget_us)
-    # None in the place of an answer: what vLLM does without the item goes on.
+    # None in place of an answer: what vLLM does without the item goes on.
     return Guard(call, lambda *args: None, meter, on_aside or functools.partial(ledger.put_aside, item.name))
 
 

@@ -96,7 +96,7 @@ class SinkThread:
         if self.guard is None or self.guard.aside:
             return
         if self._batches.qsize() >= MOST_BATCHES:
-            self.guard.put_aside(f"it is {MOST_BATCHES} batches behind; none of the later ones is kept for it")
+            self.guard.put_aside(f"it is {MOST_BATCHES} batches behind; later ones are dropped")
             return
         self._batches.put((scheduler, iteration, engine))
 
@@ -105,11 +105,11 @@ class SinkThread:
         self._batches.put(None)
 
     def wait(self, until: float) -> None:
-        """Wait for the sink's end until a moment of the monotonic clock, and record where it is not reached."""
+        """Wait for the sink's end until a moment of the monotonic clock, and record if it is not reached."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             left = max(self._batches.qsize() - 1, 0)
-            what = f"did not close within {CLOSE_S:g} s of the server's end, with {left} batches still to be told of"
+            what = f"did not close within {CLOSE_S:g} s of the server's end, with {left} batches still to be delivered"
             self._ledger.note_error(self.name, what)
 
     def _run(self, item: PlanItem, plan: Plan, made: Future[Sink | None]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def attach(output: Any, name: str, value: object) -> bool:
-    """Put an attribute on the output of a step, which vLLM pickles to engine core; return False where there is none."""
+    """Put an attribute on the output of a step, which vLLM pickles to engine core; return False if there is none."""
     if output is None:
         return False
     # With asynchronous scheduling the output is a future; the ModelRunnerOutput that it will return is in it.

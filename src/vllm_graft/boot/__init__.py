@@ -1,4 +1,4 @@
-"""Our part in a start of vLLM's: two entry points, and what follows from them in each process.
+"""Our part when vLLM starts: two entry points, and what follows from them in each process.
 
     doors.py          every place where vLLM hands us control
     start.py          the front end: resolve the plan, carry it, add it to vLLM's arguments
@@ -11,20 +11,16 @@
     platforms.py      platform plugins that raised
     launch.py         the program behind ``vllm-graft serve``
 
-Both entry points must be cheap and silent where nothing is planned: they run in every vLLM process of every user who
+Both entry points must be cheap and silent if nothing is planned: they run in every vLLM process of every user who
 has the package installed.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from vllm_graft.switches import disabled, is_set
 
 SIMULATE_VARIABLE = "GRAFT_SIMULATE"
-"""Set to 1 or to the name of a device, vLLM runs on the simulated accelerator."""
-
-DISABLE_VARIABLE = "GRAFT_DISABLE"
-"""Set to 1, the package does nothing: the stock server."""
+"""If it is set to 1 or to the name of a device, vLLM runs on the simulated accelerator."""
 
 
 def register() -> None:
@@ -40,13 +36,3 @@ def platform() -> str | None:
     if disabled() or not is_set(SIMULATE_VARIABLE):
         return None
     return "vllm_graft.simulator.platform.SimulatedPlatform"
-
-
-def disabled() -> bool:
-    """Return whether ``GRAFT_DISABLE`` turns the package off."""
-    return is_set(DISABLE_VARIABLE)
-
-
-def is_set(variable: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a variable is set to something else than "off"."""
-    return environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")

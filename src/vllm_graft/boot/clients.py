@@ -6,17 +6,19 @@ import asyncio
 import inspect
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
-from vllm_graft.boot import disabled, proof, startup_error
+from vllm_graft.boot import proof, startup_error
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.role import frames_above
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import ProcessRow, comparison
+from vllm_graft.ledger.quarantine import QuarantineReader
 from vllm_graft.plan import Plan
+from vllm_graft.switches import disabled
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -65,9 +67,7 @@ def make_client(
         proof.compare(plan)
     elif not any(frame.f_code.co_name == _HTTP for frame in frames_above()):
         # An HTTP server asks its engines before it serves (GraftEndpoint); other programs do not.
-        what = (
-            "is not compared with the engines of this AsyncLLM: they may run on other machines, and nobody asked them"
-        )
+        what = "is not compared with the engines of this AsyncLLM: they may run on other machines and were not asked"
         where = "data parallelism, several nodes, Ray, or records in memory"
         asks = "which asks every engine before it serves"
         fix = f"run `vllm-graft status` on every node, or serve with `vllm serve`, {asks}"
@@ -106,6 +106,8 @@ class GraftEndpoint:
         self._unmanaged: list[Finding] = []
         self._report: proof.RunReport | None = None
         self._reported_at = 0.0
+        self._quarantine = QuarantineReader(ledger.current())
+        self._aside: Mapping[str, str] = {}
         self._pending: asyncio.Task[proof.RunReport] | None = None
 
     def attach_router(self, app: FastAPI) -> None:
@@ -130,10 +132,10 @@ class GraftEndpoint:
         self._keys = server_keys(args)
         if engine_client is None:
             return
-        if self._plan.of("sampler"):
-            from vllm_graft.bindings.sampling.requests import check_early
+        from vllm_graft.bindings.sampling.requests import check_early
 
-            check_early(engine_client)
+        # Without samplers too: vLLM answers what cannot be sent to an engine with a 500.
+        check_early(engine_client)
         if self._plan.callers:
             from vllm_graft.server.callers import install_stamp
 
@@ -146,14 +148,16 @@ class GraftEndpoint:
             LOG.warning("vllm-graft: %s", unmanaged.explain())
 
     async def status(self) -> tuple[list[ProcessRow], list[Finding]]:
-        """Return every process of this server and the findings about them; engines are asked once a second at most.
+        """Return every process of this server and the findings about them.
 
+        Engines are asked once a second at most, unless a process of this machine has put an item aside meanwhile.
         Requests that come while engines are being asked wait for the same answer. An engine that does not answer has a
         row without a record, which is a finding.
         """
-        if self._report is None or time.monotonic() - self._reported_at >= _FRESH_S:
+        aside = self._quarantine.reasons()
+        if self._report is None or time.monotonic() - self._reported_at >= _FRESH_S or aside != self._aside:
             if self._pending is None or self._pending.done():
-                self._pending = asyncio.ensure_future(self._ask())
+                self._pending, self._aside = asyncio.ensure_future(self._ask()), aside
             # Shielded, because a client that disconnects must not cancel the answer for the others.
             self._report = await asyncio.shield(self._pending)
             self._reported_at = time.monotonic()

@@ -22,13 +22,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from vllm_graft import ledger
-from vllm_graft.boot import clients, disabled, env, loops, proof, start
+from vllm_graft.boot import clients, env, loops, proof, start
 from vllm_graft.boot.process import LOG, Process, process
 from vllm_graft.boot.role import child_role, engine_config_above, named_role
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.patching import VLLMPatch, wrap
-from vllm_graft.plan import carried_plan, carried_run
+from vllm_graft.plan import inherited_plan, inherited_run
 from vllm_graft.points import Role
+from vllm_graft.switches import disabled
 from vllm_graft.versions import vllm_version
 
 _WHY: Final = "vLLM has no hook between parsing the arguments and starting the processes"
@@ -57,22 +58,22 @@ def enter() -> None:
         fix = "install a vLLM of the tested range or a newer vllm-graft, or set GRAFT_DISABLE=1"
         process.deferred_error = StartError(what, where="vllm.envs.environment_variables", fix=fix)
     # A program of its own resolves a plan later, whatever a parent left in its environment.
-    plan, run = (carried_plan(), carried_run()) if role is not None else (None, None)
+    plan, run = (inherited_plan(), inherited_run()) if role is not None else (None, None)
     if role is None or role == "frontend":
         process.install(CORE_PATCHES)
     elif role != "engine" or plan is not None:
         process.install(_IN_CHILDREN.get(role, ()))
         if role == "engine" and run is not None and run.headless:
             process.install([HeadlessEngine])
-    if not process.hears_of_forks:
+    if not process.fork_hooks_registered:
         # Neither can be unregistered, and a second registration would run them twice.
-        process.hears_of_forks = True
+        process.fork_hooks_registered = True
         os.register_at_fork(after_in_child=_after_fork)
         multiprocessing.util.register_after_fork(process, _in_named_child)
     if role == "engine" and (config := engine_config_above()) is not None:
         start.refuse_config_by_hand(config, plan)
     if role is not None and plan is not None and run is not None:
-        process.take(plan, run, role)
+        process.adopt_plan(plan, run, role)
 
 
 def _after_fork() -> None:
@@ -83,15 +84,15 @@ def _after_fork() -> None:
 
 
 def _in_named_child(own: Process) -> None:
-    """Apply the plan in a forked child, once multiprocessing has given it the name that tells its role."""
+    """Apply the plan in a forked child, once multiprocessing has given it the name that reveals its role."""
     role = named_role()
-    plan, run = carried_plan(), carried_run()
+    plan, run = inherited_plan(), inherited_run()
     if role is None or plan is None or run is None or own.plan is None:
         return
     ledger.current().forget_items()
     own.engine.recount()
     try:
-        own.take(plan, run, role)
+        own.adopt_plan(plan, run, role)
     except GraftError as error:
         # multiprocessing swallows what is raised here; the engine or worker that is made next raises it.
         own.deferred_error = error
@@ -126,7 +127,7 @@ class OfflineClient(VLLMPatch["vllm.v1.engine.llm_engine:LLMEngine"], name="graf
 
 
 class EngineInPlace(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.engine-in-place", why=_WHY):
-    """Apply the engine's part where the engine runs in the front end's process or is forked from it."""
+    """Apply the engine's part if the engine runs in the front end's process or is forked from it."""
 
     @wrap
     def __init__(self, call: Callable[..., None], vllm_config: Any, *args: Any, **kwargs: Any) -> None:

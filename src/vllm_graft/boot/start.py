@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm_graft import ledger
-from vllm_graft.bindings.attention import arguments as attention
-from vllm_graft.bindings.sampling import arguments as sampling
+from vllm_graft.bindings.attention import engine_arguments as attention
+from vllm_graft.bindings.sampling import engine_arguments as sampling
 from vllm_graft.bindings.scheduling import scheduler
-from vllm_graft.boot import disabled, platforms, startup_error
+from vllm_graft.boot import platforms, startup_error
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.proof import EXTENSION
 from vllm_graft.boot.role import child_role
 from vllm_graft.errors import ConfigError, StartError
 from vllm_graft.findings import Finding
-from vllm_graft.plan import Plan, PlanRequest, Run, carried_run, carry, drop, resolve
+from vllm_graft.plan import Plan, PlanRequest, Run, clear_exported_plan, export_plan, inherited_run, resolve
 from vllm_graft.server.callers import Callers
+from vllm_graft.switches import disabled
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def engine_config(
     if not plan:
         process.plan = plan
         if not is_child:
-            drop()
+            clear_exported_plan()
         return call(*positional, **keywords)
     _refuse_unsupported(plan)
     first = process.plan is None and not is_child
@@ -70,7 +71,7 @@ def engine_config(
     except BaseException:
         if first:
             # A corrected configuration may be tried again in this process, as in a notebook.
-            process.leave()
+            process.drop_plan()
         raise
     # Afterwards, because ours is derived from the class that vLLM chooses once async_scheduling is settled.
     scheduler.set_scheduler_class(config, plan)
@@ -85,7 +86,7 @@ def begin_engine_here(config: VllmConfig) -> None:
     process.raise_deferred_error()
     refuse_config_by_hand(config, process.plan or None)
     if process.plan and process.run is not None and "engine" not in process.roles:
-        process.take(process.plan, process.run, "engine")
+        process.adopt_plan(process.plan, process.run, "engine")
 
 
 def _as_names(served: str | list[str] | None) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def _log(findings: Iterable[Finding]) -> None:
 
 
 def _refuse_unsupported(plan: Plan) -> None:
-    """Refuse a vLLM or a front end in which what is planned could be absent without a word."""
+    """Refuse a vLLM or a front end in which what is planned could silently be absent."""
     process.raise_deferred_error()
     hook = process.missing_core_patch()
     if hook is not None:
@@ -116,8 +117,8 @@ def _refuse_unsupported(plan: Plan) -> None:
         Callers.read(plan.callers).check_plan(plan)
         if "--grpc" in sys.argv:
             # Callers are identified by HTTP headers.
-            what = "with --grpc there is no API server in which callers could be told apart"
-            raise StartError(what, where="--grpc", fix="take `callers` out of the configuration, or serve HTTP")
+            what = "with --grpc there is no API server that could tell callers apart"
+            raise StartError(what, where="--grpc", fix="remove `callers` from the configuration, or serve HTTP")
 
 
 def _items(plan: Plan) -> str:
@@ -128,7 +129,7 @@ def _begin(plan: Plan, extension: str, *, headless: bool) -> Run:
     """Carry the plan to the children and make it this process's own; ``extension`` is the user's own."""
     # EngineArgs that were used before may have ours.
     extension = "" if extension == EXTENSION else extension
-    inherited = carried_run()
+    inherited = inherited_run()
     if child_role() == "frontend" and inherited is not None:
         run = inherited
     elif process.run is not None:
@@ -137,7 +138,7 @@ def _begin(plan: Plan, extension: str, *, headless: bool) -> Run:
         run = Run(f"{os.getpid()}-{secrets.token_hex(4)}", os.getpid(), extension=extension, headless=headless)
         ledger.current().begin_run(run.id, plan)
         startup_error.install_last_line(run.id)
-    carry(plan, run)
+    export_plan(plan, run)
     version = vllm_version()
     if version is not None and not in_tested_range(version):
         tested = f"outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
@@ -145,11 +146,11 @@ def _begin(plan: Plan, extension: str, *, headless: bool) -> Run:
         LOG.warning("vllm-graft: vLLM %s is %s; %s", version, tested, then)
     if plan.of("sampler") and not sampling.v2_takes_samplers():
         LOG.warning(
-            "vllm-graft: P005: a sampler is planned, and vLLM %s takes none on its V2 model runner: this server uses "
+            "vllm-graft: P005: a sampler is planned, but vLLM %s takes none on its V2 model runner: this server uses "
             "the V1 runner. Next: install vLLM 0.31 or newer to have both",
             version,
         )
-    process.take(plan, run, "frontend")
+    process.adopt_plan(plan, run, "frontend")
     return run
 
 
@@ -175,7 +176,7 @@ def _note_engine(plan: Plan, run: Run, config: VllmConfig, left_out: dict[str, s
     process.run = dataclasses.replace(
         run, runner=runner, speculative=speculative, left_out=left_out, processors=sampling.user_processors(config)
     )
-    carry(plan, process.run)
+    export_plan(plan, process.run)
     for item in plan:
         if item.name in left_out:
             LOG.warning("vllm-graft: S011: %s %s is left out: %s", item.point, item.name, left_out[item.name])
@@ -196,7 +197,8 @@ def refuse_config_by_hand(config: Any, plan: Plan | None) -> None:
     if plan is None:
         model = config.model_config
         plan = resolve(PlanRequest(model.model, _as_names(model.served_model_name), config.additional_config))
-        _log(plan.findings)
+        # The front end has already reported what is only informational, such as P004.
+        _log(finding for finding in plan.findings if finding.level != "info")
     if not plan:
         return
     what = f"this engine's VllmConfig was built by hand, so its plan ({_items(plan)}) cannot take effect"

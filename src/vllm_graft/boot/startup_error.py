@@ -21,7 +21,7 @@ def install_last_line(run: str) -> None:
 
     def after(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        # An error of ours has said the reason itself.
+        # Our own error has stated the reason itself.
         if not isinstance(error, GraftError) and (reason := recorded_error(run)) is not None:
             print(f"vllm-graft: {reason}", file=sys.stderr, flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
@@ -23,7 +24,7 @@ _IMPORTING: Final = ("plan", "lock", "diff", "rebase", "items")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, or list them where none is named; an error of ours is one paragraph on stderr and status 2."""
+    """Run one command, or list them if none is named; an error of ours is one paragraph on stderr and status 2."""
     from vllm_graft import __version__
 
     words = list(sys.argv[1:] if argv is None else argv)
@@ -32,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"vllm-graft {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name in COMMANDS:
+    # The other commands are loaded for the list of them only.
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         module = importlib.import_module(f"{__name__}.{name}")
         # No abbreviations: `serve` hands unknown arguments to vLLM, and ours must not swallow one of them.
         command = commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
@@ -52,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         checkpoint.start()
     try:
-        return int(importlib.import_module(f"{__name__}.{args.command}").run(args))
+        status = int(importlib.import_module(f"{__name__}.{args.command}").run(args))
+        sys.stdout.flush()
+        return status
     except GraftError as error:
         print(f"vllm-graft: {error}", file=sys.stderr)
         return 2
@@ -62,6 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away, as `| head` does.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"vllm-graft: the output cannot be written: {error}. Next: free space on its disk", file=sys.stderr)
+        if args.ends_process:
+            # Python writes what is left once more when it ends, and would show that error too.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
 
 
 def _prepare_output() -> None:

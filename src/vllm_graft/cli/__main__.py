@@ -1,4 +1,4 @@
-"""``python -m vllm_graft.cli``: the command, where its script is not on the path."""
+"""``python -m vllm_graft.cli``: the command, if its script is not on the path."""
 
 import sys
 

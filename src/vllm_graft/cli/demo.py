@@ -78,7 +78,7 @@ class Faulty(StatLoggerBase):
 QUESTION = "Give me three facts about the Moon."
 LOOP = "I am what I am and I am"
 
-_BURST_PLAN: Final = '[defaults]\nscheduler = "priority-fairness"   # a class goes first, and nobody waits for ever\n'
+_BURST_PLAN: Final = '[defaults]\nscheduler = "priority-fairness"   # a class goes first, but none waits for ever\n'
 
 _LENGTHS: Final = """
 [prompt]

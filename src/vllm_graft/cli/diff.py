@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("patch", help="a registered patch")
     parser.add_argument(
-        "--from", dest="old", metavar="SOURCE", help=f"{SOURCE_HELP}; without it the newest release that was reviewed"
+        "--from", dest="old", metavar="SOURCE", help=f"{SOURCE_HELP} (default: the newest release that was reviewed)"
     )
-    parser.add_argument("--to", dest="new", metavar="SOURCE", default=INSTALLED, help="the same; installed without it")
+    parser.add_argument("--to", dest="new", metavar="SOURCE", default=INSTALLED, help="likewise (default: installed)")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
 
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         for row in rows:
             print(f"{row['upstream']}: {row['state']}")
             print(row["diff"], end="")
-    return 1 if any(row["state"].startswith(("changed", "gone", "nobody")) for row in rows) else 0
+    return 1 if any(row["state"].startswith(("changed", "gone", "not reviewed")) for row in rows) else 0
 
 
 def _compared(
@@ -67,7 +67,7 @@ def _compared(
     if known and not asked:
         return f"as reviewed in {', '.join(known)}", ""
     if was is None:
-        return ("nobody has reviewed it: run `vllm-graft lock`" if not old else f"new since {old}"), ""
+        return ("not reviewed yet: run `vllm-graft lock`" if not old else f"new since {old}"), ""
     if was.fingerprint == now.fingerprint:
         return f"the same in {old} and {version}", ""
     what = "body" if was.fingerprint.signature == now.fingerprint.signature else "signature"

@@ -17,7 +17,7 @@ HELP = "say which plugins vLLM will load, which it will lose, and why; nothing i
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments; everything else counts as what vLLM would be told."""
+    """Declare the command's arguments; everything else counts as an argument for vLLM."""
     parser.add_argument("--json", action="store_true", help="print plugins and findings as JSON")
     parser.add_argument(
         "--imports", action="store_true", help="import each plugin in a process of its own: this runs their code"
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine, and show it; exit status 1 where something is at level error."""
+    """Examine, and show it; exit status 1 if something is at level error."""
     env = Environment.gather(args.rest)
     findings = examine(env)
     if args.imports:

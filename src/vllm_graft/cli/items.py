@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 from dataclasses import asdict, dataclass
 
 from vllm_graft.cli.printing import render_options, show_findings, table
-from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.attention import KVPolicy
+from vllm_graft.contracts.item import Item, OptionValue, summary_of
+from vllm_graft.contracts.request_keys import Key
 from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.findings import Finding, exit_status
@@ -26,9 +27,9 @@ _HEAD = ("ITEM", "POINT", "PACKAGE", "OPTIONS", "REQUEST KEYS")
 class ItemDescription:
     """One item that a plan may name.
 
-    summary: the first line of the class's docstring
+    summary: the first paragraph of the class's docstring
     options: every option with its default
-    keys:    what a request may carry for it, as ``GET /graft/samplers`` gives them
+    keys:    what a request may carry for it, as ``GET /graft/samplers`` gives them; of a KV policy the names are known
     vllm:    the releases a patch is written for; empty for all
     """
 
@@ -61,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         if args.name not in (None, entry.name):
             continue
         try:
-            row = describe(entry)
-            _in_full(row)  # fails where an option or a key is nothing that can be shown
+            row = describe_item(entry)
+            _in_full(row)  # fails if an option or a key cannot be shown
         except ConfigError as error:
             findings.append(Finding("P010", "error", f"item {entry.name}", error.what, error.where, error.fix))
         except Exception as error:  # whatever a foreign class declares, the other items are listed
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_status(findings)
 
 
-def describe(entry: CatalogueEntry) -> ItemDescription:
+def describe_item(entry: CatalogueEntry) -> ItemDescription:
     """Import an item's class and return its declarations; raise ConfigError if it implements no contract."""
     kind = entry.load()
     point = next((point for point in POINTS if point.key and point.contracts and fits(kind, point)), None)
@@ -97,18 +98,19 @@ def describe(entry: CatalogueEntry) -> ItemDescription:
         raise ConfigError(what, where=f"entry point {entry.name}", fix=fix)
     declaration = getattr(kind, "declaration", None)
     roles = point.roles if declaration is None else tuple(role for role in ROLES if role in declaration.processes)
-    keys = kind.request_keys() if issubclass(kind, OptInSampler) else ()
+    keys = [key.as_dict() for key in kind.request_keys()] if issubclass(kind, OptInSampler) else []
+    if issubclass(kind, KVPolicy):
+        keys = [Key(name).as_dict() | {"default": None} for name in kind.keys]
     return ItemDescription(
         name=entry.name,
         point=point.name,
         key=point.key,
         package=entry.package,
         target=entry.target,
-        # Its own, not that of its contract, which inspect.getdoc would find.
-        summary=inspect.cleandoc(kind.__doc__ or "").partition("\n")[0],
+        summary=summary_of(kind),
         roles=roles,
         options=dict(kind.options) if issubclass(kind, Item) else {},
-        keys=[key.as_dict() for key in keys],
+        keys=keys,
         vllm=declaration.vllm if declaration is not None else "",
     )
 

@@ -16,6 +16,8 @@ from vllm_graft.cli.patches import (
 )
 from vllm_graft.cli.printing import table
 from vllm_graft.errors import ConfigError, PatchError
+from vllm_graft.patching.declaration import Patch
+from vllm_graft.patching.dry_run import try_in_child
 from vllm_graft.patching.lock import Lock
 from vllm_graft.patching.review import Reviewer
 from vllm_graft.sources.finder import Finder
@@ -28,14 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("patch", nargs="*", help="registered patches; without any, all that other packages offer")
     parser.add_argument(
-        "--against", action="append", metavar="SOURCE", help=f"{SOURCE_HELP}; several times; installed without it"
+        "--against", action="append", metavar="SOURCE", help=f"{SOURCE_HELP}; may be repeated (default: installed)"
     )
     parser.add_argument(
         "--as", dest="release", metavar="RELEASE", help="the release that a development build stands for"
     )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit status 1 where something is not locked"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something is not locked")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
 
 
@@ -54,14 +54,12 @@ def run(args: argparse.Namespace) -> int:
                 rows.append(_row(patch.declaration.name, "", release, "out of range", ""))
                 continue
             places = list(upstream_attributes(patch, finder))
-            try:
-                # As a start on that release would, whatever the lock says.
-                Reviewer(InstalledVersion(release), finder, locks=False).examine(patch)
-            except PatchError as error:
-                if all(place.definition is not None for place in places):
-                    # What a start refuses is not reviewed: the lock stays as it is.
-                    rows.append(_row(patch.declaration.name, error.what, release, "refused", ""))
-                    continue
+            # A trial judges by the version that is installed, which --as says is not the one meant.
+            refusal = _refusal(patch, release, finder, trial=text == INSTALLED and not args.release)
+            if refusal and all(place.definition is not None for place in places):
+                # What a start refuses is not reviewed: the lock stays as it is.
+                rows.append(_row(patch.declaration.name, refusal, release, "refused", ""))
+                continue
             name = patch.declaration.name
             for place in places:
                 if place.definition is None:
@@ -85,11 +83,23 @@ def run(args: argparse.Namespace) -> int:
     bare = [patch.declaration.name for patch in chosen if not patch.declaration.locked]
     if bare and not args.check and not args.json:
         # How a lock gets to the server, for patches that would be applied without one.
-        print(f"{', '.join(bare)}: without locked=True a start goes on where the")
+        print(f"{', '.join(bare)}: without locked=True a start continues even if the")
         print(
             "lock is missing. Declare it in the class statement, and put patches.lock into the wheel as package data."
         )
     return 1 if any(row["state"] in bad for row in rows) else 0
+
+
+def _refusal(patch: Patch, release: str, finder: Finder, *, trial: bool) -> str:
+    """Return the reason for which a start on a release refuses a patch, whatever its lock says; empty if none does.
+
+    With ``trial`` a patch that reading cannot judge is applied to the installed vLLM in a process of its own.
+    """
+    try:
+        _, sure = Reviewer(InstalledVersion(release), finder, locks=False).examine(patch)
+    except PatchError as error:
+        return error.what
+    return "" if sure or not trial else try_in_child(f"{patch.__module__}:{patch.__qualname__}", locks=False).what
 
 
 def _row(patch: str, upstream: str, release: str, state: str, fingerprint: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from vllm_graft.sources import Definition, Installed, Source, Tree, Wheel
 from vllm_graft.sources.finder import Finder
 
 INSTALLED: Final = "installed"
-OURS: Final = "vllm-graft"
+OWN_PACKAGE: Final = "vllm-graft"
 
 SOURCE_HELP: Final = "a folder that holds vllm/, a wheel, a release, or 'installed'"
 
@@ -30,7 +30,7 @@ def patches(names: Sequence[str]) -> list[Patch]:
             what = f"there is no item {name!r}{nearest(name, known)}"
             raise ConfigError(what, fix="correct the name, or install the package that offers it")
     found: list[Patch] = []
-    for each in [known[name] for name in names] or [each for each in known.values() if each.package != OURS]:
+    for each in [known[name] for name in names] or [each for each in known.values() if each.package != OWN_PACKAGE]:
         kind = each.load()
         if issubclass(kind, VLLMPatch):
             found.append(kind)

@@ -11,7 +11,7 @@ from packaging.version import Version
 from vllm_graft.boot.env import switched_off
 from vllm_graft.cli.printing import render_options, show_findings, table
 from vllm_graft.contracts.item import Item
-from vllm_graft.errors import ConfigError, OptionError, describe
+from vllm_graft.errors import ConfigError, OptionError, describe_error
 from vllm_graft.findings import Finding, exit_status
 from vllm_graft.plan import Plan, PlanRequest, patch_review, resolve
 from vllm_graft.plan.catalogue import load
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     served = "names it is served under; profiles match them too"
     parser.add_argument("--served-model-name", nargs="+", default=[], metavar="NAME", help=served)
     parser.add_argument(
-        "--additional-config", default=None, metavar="JSON", help="what vLLM's argument of that name would be"
+        "--additional-config", default=None, metavar="JSON", help="the value of vLLM's argument of that name"
     )
     parser.add_argument("--json", action="store_true", help="print plan and findings as JSON")
 
@@ -52,13 +52,15 @@ def run(args: argparse.Namespace) -> int:
     for name, reason in plan.left_out.items():
         print(printable(f"{name} {reason}: it is left out"))
     if not plan:
-        print(printable(f"nothing is planned for {args.model}: vLLM would run as it is"))
+        print(printable(f"nothing is planned for {args.model}: vLLM would run unmodified"))
         print(show_findings(findings))
         return exit_status(findings)
-    rows = [
-        (item.name, item.point, "+".join(item.roles), item.package, render_options(item.options), item.origin)
-        for item in plan
-    ]
+    rows = []
+    for item in plan:
+        places = {name: f"options.{item.name}.{name}" for name in item.options}
+        origins = {name: plan.origins[place] for name, place in places.items() if place in plan.origins}
+        options = render_options(item.options, origins)
+        rows.append((item.name, item.point, "+".join(item.roles), item.package, options, item.origin))
     print(printable(f"plan {plan.hash} for {plan.model}"))
     print(table(("ITEM", "POINT", "ACTIVE IN", "PACKAGE", "OPTIONS", "FROM"), rows))
     print(f"on_failure = {plan.on_failure} ({plan.origins.get('on_failure', 'default')})", end=", ")
@@ -90,9 +92,10 @@ def findings_of(plan: Plan) -> list[Finding]:
                 kind.check_machine(copy.deepcopy(dict(item.options)))
         except OptionError as error:
             what = f"would not start on this machine: its option {error.option!r} {error.what}"
-            found.append(Finding("P012", "warning", f"{item.point} {item.name}", what, item.origin, error.fix))
+            where = plan.origins.get(f"options.{item.name}.{error.option}", item.origin)
+            found.append(Finding("P012", "warning", f"{item.point} {item.name}", what, where, error.fix))
         except (Exception, SystemExit) as error:
-            what = f"cannot say what this machine lacks: check_machine raised {describe(error)}"
+            what = f"cannot say what this machine lacks: check_machine raised {describe_error(error)}"
             fix = "raise an OptionError in check_machine, which names the option"
             found.append(Finding("P012", "warning", f"{item.point} {item.name}", what, item.origin, fix))
     version = vllm_version()

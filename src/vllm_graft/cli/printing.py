@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from vllm_graft.findings import Finding, worst_first
@@ -66,9 +67,13 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def render_options(options: Mapping[str, object]) -> str:
-    """Return options as lines of ``name = value``; a dash if there are none."""
-    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in options.items()) or "-"
+def render_options(options: Mapping[str, object], origins: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return options as lines of ``name = value``, with the origin of those that have one; a dash if there are none."""
+    lines = []
+    for name, value in options.items():
+        origin = f" ({origins[name]})" if name in origins else ""
+        lines.append(f"{name} = {json.dumps(value)}{origin}")
+    return "\n".join(lines) or "-"
 
 
 class ProgressLine:

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from vllm_graft import errors
-from vllm_graft.audit.copies import Origin, nearest, oldest
+from vllm_graft.audit.copies import Origin, nearest_release, oldest
 from vllm_graft.audit.merge import lines
 from vllm_graft.audit.rebase import RebaseResult, new_names, rebase
 from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, is_version, lock_file, patches, source
@@ -36,25 +36,27 @@ HELP = "carry a function that was copied from upstream to another release, by a 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("patch", help="a registered patch, or path/to/file.py:Class.method")
-    parser.add_argument("attribute", nargs="?", default="", help="one replacement of the patch; all without it")
+    parser.add_argument("attribute", nargs="?", default="", help="one replacement of the patch (default: all)")
     parser.add_argument("--to", required=True, metavar="SOURCE", help=f"where it is carried: {SOURCE_HELP}")
     parser.add_argument(
-        "--from", dest="old", metavar="SOURCE", help="what it was copied from; found by comparison without it"
+        "--from", dest="old", metavar="SOURCE", help="what it was copied from (default: found by comparison)"
     )
     upstream = "for a function in a file: what it is a copy of, as vllm.module:Class.method; else what it overrides"
     parser.add_argument("--upstream", metavar="NAME", help=upstream)
-    parser.add_argument("--offline", action="store_true", help="ask no server: only what is kept or installed here")
+    parser.add_argument(
+        "--offline", action="store_true", help="contact no server: use only what is cached or installed"
+    )
     parser.add_argument("--write", action="store_true", help="put it into the file in place of the old one")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print, or write, each rebased function; exit status 1 where one has conflicts."""
+    """Print, or write, each rebased function; exit status 1 if one has conflicts."""
     new = Finder(source(args.to, offline=args.offline))
     if names_a_file(args.patch):
         copies = [in_file(args.patch, args.upstream or "")]
     elif args.upstream:
-        raise ConfigError("a patch says itself what it replaces", where="--upstream", fix="leave it out")
+        raise ConfigError("a patch itself declares what it replaces", where="--upstream", fix="leave it out")
     else:
         copies = in_patch(args.patch, args.attribute, [each for each in (new.source.version, args.old) if each])
     known = _releases(copies, args)
@@ -104,7 +106,7 @@ class Copy:
         return f"{self.module}:{self.qualname}"
 
     def write_replacement(self, text: str, line: int) -> int:
-        """Write a text in its place, which by now begins at ``line``; by how many lines the rest of the file moves."""
+        """Write a text in its place, which by now begins at ``line``; return by how many lines the rest moves."""
         whole, encoding = read(self.path)
         end = "\r\n" if "\r\n" in self.text else "\n"
         found, new, old = lines(whole), lines(text.replace("\n", end)), lines(self.text)
@@ -154,16 +156,16 @@ class RebasedCopy:
             f"{self.done.theirs} of upstream's changes taken"
         )
         if self.done.form == "laid out":
-            yield "  it was formatted otherwise than upstream: what it has of upstream's is laid out as there"
+            yield "  it was formatted differently from upstream: its upstream parts now follow upstream's layout"
         if self.done.form == "formatted":
-            yield "  it was formatted otherwise than upstream: it is formatted by ruff, comments are kept"
+            yield "  it was formatted differently from upstream: it is formatted by ruff, comments are kept"
         if self.done.form == "normalised":
             yield (
-                "  it was formatted otherwise than upstream: comments and line breaks are lost; "
+                "  it was formatted differently from upstream: comments and line breaks are lost; "
                 "with ruff installed they are kept: pip install ruff"
             )
         if self.done.broken:
-            yield f"  the result is no Python: {self.done.broken}"
+            yield f"  the result is not valid Python: {self.done.broken}"
         if self.names:
             yield f"  it now uses {', '.join(self.names)}, which {self.copy.path} does not have: import or define it"
 
@@ -195,7 +197,7 @@ def _releases(copies: Iterable[Copy], args: argparse.Namespace) -> dict[str, Fin
 
 
 def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Namespace) -> RebasedCopy | None:
-    """Find where a copy comes from, and carry it over; None where it is not a copy."""
+    """Find where a copy comes from, and carry it over; None if it is not a copy."""
     found = {release: finder.find(copy.module, copy.qualname) for release, finder in known.items()}
     texts = {release: each.text for release, each in found.items() if each is not None}
     now, to = new.find(copy.module, copy.qualname), new.source.version or args.to
@@ -207,7 +209,7 @@ def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Na
         what = f"{f'vLLM {to}' if now is None else lacking} has no {copy.qualname} in {copy.module}"
         fix = "compare the name with upstream: it may have been renamed or moved"
         raise ConfigError(what, where=copy.owner, fix=fix)
-    origin = nearest(copy.text, texts, prefer_old=True)
+    origin = nearest_release(copy.text, texts, prefer_old=True)
     if not origin.copied and not args.old:
         closest = f"the nearest is {origin.release}, from which {origin.differing} lines differ"
         what = f"it is not a copy of {copy.upstream} in any release that can be read; {closest}"
@@ -238,7 +240,7 @@ def names_a_file(text: str) -> bool:
 def in_file(text: str, upstream: str) -> Copy:
     """Return the function that ``path/to/file.py:Class.method`` means, as a copy of ``module:qualname``.
 
-    Without ``upstream`` it is a copy of what it overrides or is put in the place of.
+    Without ``upstream`` it is a copy of what it overrides or is put in place of.
     """
     name, _, qualname = (f"{text}:" if text.endswith(".py") else text).rpartition(":")
     if not qualname:
@@ -268,7 +270,7 @@ def in_file(text: str, upstream: str) -> Copy:
         upstream = found[0]
     module, _, theirs = upstream.partition(":")
     if not module or not theirs:
-        raise ConfigError(f"{upstream!r} does not part the module from the name", where=text, fix=fix)
+        raise ConfigError(f"{upstream!r} does not separate the module from the name", where=text, fix=fix)
     return _copy(text, Path(name), source, nodes[0], module, theirs)
 
 
@@ -348,4 +350,4 @@ def _parsed(path: Path) -> tuple[str, list[ast.stmt]]:
         return text, ast.parse(text).body
     except (SyntaxError, ValueError) as error:
         fix = "repair it: conflict markers may be left in it"
-        raise ConfigError(f"it is no Python: {error}", where=str(path), fix=fix) from error
+        raise ConfigError(f"it is not valid Python: {error}", where=str(path), fix=fix) from error

@@ -9,19 +9,19 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from vllm_graft.boot import disabled
-from vllm_graft.boot.env import PLUGINS_VARIABLE, plugins_fault
+from vllm_graft.boot.env import plugins_fault
 from vllm_graft.boot.startup_error import recorded_error_of
 from vllm_graft.cli.status import render
 from vllm_graft.errors import ConfigError, GraftError, SetupError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.launcher.models import embedded_model
 from vllm_graft.launcher.server import ServerProcess
+from vllm_graft.switches import PLUGINS_VARIABLE, disabled
 from vllm_graft.text import printable
 from vllm_graft.versions import vllm_version
 from vllm_graft.vllm_arguments import VllmArguments
 
-HELP = "start the vLLM API server with the plan (and the embedded model where none is named)"
+HELP = "start the vLLM API server with the plan (and the embedded model if none is named)"
 
 _EMBEDDED_DEFAULTS = (
     ("--served-model-name", "smollm2-135m"),
@@ -43,7 +43,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; everything else goes to vLLM."""
     parser.usage = "vllm-graft serve [--no-doctor] [MODEL] [any vLLM argument]"
-    parser.add_argument("--no-doctor", action="store_true", help="start without the doctor's look at the set-up")
+    parser.add_argument("--no-doctor", action="store_true", help="start without the doctor's check of the set-up")
     parser.epilog = "All other arguments are handed to `vllm serve` as they are; see `vllm serve --help`."
     parser.set_defaults(takes_rest=True)
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_doctor and not is_sound(arguments):
         return 1
     is_embedded = arguments != args.rest
-    # A KV cache for a small machine: a CPU build takes half of the memory otherwise.
+    # A KV cache for a small machine: otherwise a CPU build takes half of the memory.
     cache = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")} if is_embedded else {}
     return watch(ServerProcess(arguments, env=cache))
 
@@ -70,8 +70,8 @@ def is_sound(arguments: Sequence[str]) -> bool:
         path = list(dict.fromkeys([*here, *filter(None, sys.path)]))
         findings = examine(Environment.gather(arguments, path=path, by_graft=True))
     except Exception as error:
-        # A fault of ours, met in others' files, must not keep a server from starting.
-        print(f"vllm-graft: the doctor failed, starting without: {error!r}", file=sys.stderr)
+        # A bug of our own, triggered by others' files, must not keep a server from starting.
+        print(f"vllm-graft: the doctor failed, starting without it: {error!r}", file=sys.stderr)
         return True
     errors = [finding for finding in findings if finding.level == "error"]
     warnings = [finding for finding in findings if finding.level == "warning"]
@@ -82,7 +82,7 @@ def is_sound(arguments: Sequence[str]) -> bool:
     if errors:
         print("vllm-graft: nothing was started. Next: fix the above, or start with --no-doctor", file=sys.stderr)
     elif warnings:
-        print("vllm-graft: starting all the same; `vllm-graft doctor` has the next steps", file=sys.stderr)
+        print("vllm-graft: starting anyway; `vllm-graft doctor` has the next steps", file=sys.stderr)
     return not errors
 
 
@@ -91,11 +91,14 @@ def watch(server: ServerProcess) -> int:
     if server.health():
         fix = "give another --port, or stop that server"
         raise ConfigError(f"something answers on {server.url} already", where="--port", fix=fix)
-    stopping: list[int] = []
+    started = stopping = False
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        stopping.append(signum)
-        raise KeyboardInterrupt
+        nonlocal stopping
+        stopping = True
+        # Raised while the process is being made, it would leave a server that nothing knows of.
+        if started:
+            raise KeyboardInterrupt
 
     for each in _STOPPING:
         # nohup has a process ignore SIGHUP, and means it.
@@ -103,6 +106,9 @@ def watch(server: ServerProcess) -> int:
             signal.signal(each, stop)
     try:
         server.start()
+        started = True
+        if stopping:
+            raise KeyboardInterrupt
         try:
             server.wait_healthy(timeout_s=24 * 3600)
         except StartError as error:

@@ -15,10 +15,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft.boot import disabled
 from vllm_graft.cli.printing import ProgressLine, show_findings, table
 from vllm_graft.errors import ConfigError
 from vllm_graft.files import cache_folder, replace_file
+from vllm_graft.switches import disabled
 from vllm_graft.vllm_arguments import VllmArguments
 
 if TYPE_CHECKING:
@@ -60,8 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="CONFIG", help="a config.json, a folder that has one, or a shape that ships (see --list)")
     add("--device", metavar="NAME", help="H200, H100, A100, L40S, instant, or a [device.NAME] of graft.toml")
-    add("--speed", metavar="N", help="how fast time passes: 1 as it does (default), 10 ten times as fast, or virtual")
-    add("--output-tokens", metavar="N", help="mean length of an answer (default 0: no end but max_tokens)")
+    add(
+        "--speed",
+        metavar="N",
+        help="how fast time passes: 1 for real time (default), 10 for ten times as fast, or virtual",
+    )
+    add("--output-tokens", metavar="N", help="mean length of an answer (default 0: answers end only at max_tokens)")
     add("--acceptance", metavar="P", help="the share of draft tokens that are right (default 0.7)")
     add("--workload", metavar="FILE", help="play this workload (JSON Lines, or a TOML description) and end")
     add("--per-request", metavar="FILE", help="write one line of JSON for each request of the workload")
@@ -84,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     model = find_model(args.model)
     variables, settings = _settings(args)
     if args.workload is None and settings.virtual:
-        what = "virtual time belongs to one process, and a server has several"
+        what = "virtual time works only in a single process, but a server has several"
         fix = "give --workload FILE to play a workload, or a number such as --speed 10"
         raise ConfigError(what, where="--speed", fix=fix)
     for name in ("per_request", "json"):
@@ -201,9 +205,8 @@ def _check_memory(model: Model, settings: SimulationSettings, rest: list[str]) -
     usable = share * device.memory_gb - device.reserve_gb
     if weights >= usable:
         devices = f"{math.prod(parallel)} {settings.name}"
-        what = (
-            f"the weights of {model.name} take {weights:.1f} GB of each of {devices}, and {usable:.1f} GB can be used"
-        )
+        need = f"the weights of {model.name} take {weights:.1f} GB of each of {devices}"
+        what = f"{need}, but only {usable:.1f} GB can be used"
         fix = "raise --tensor-parallel-size, or name a device with more memory"
         raise ConfigError(what, where="--model", fix=fix)
 
@@ -248,7 +251,7 @@ def summary(model: Model, settings: SimulationSettings, rest: list[str]) -> str:
 
 
 def parallel_sizes(rest: list[str]) -> tuple[int, int, int] | None:
-    """Return the tensor, pipeline and data parallel sizes for vLLM; None where vLLM would refuse one of them."""
+    """Return the tensor, pipeline and data parallel sizes for vLLM; None if vLLM would refuse one of them."""
     told = VllmArguments(tuple(rest))
     try:
         tensor, pipeline, data = (int((told.possible_values(*names) or ["1"])[-1]) for names in _PARALLEL)
@@ -259,7 +262,7 @@ def parallel_sizes(rest: list[str]) -> tuple[int, int, int] | None:
 
 
 def memory_share(rest: list[str]) -> float | None:
-    """Return the share of a device's memory for vLLM, 1 where none is given; None where vLLM would refuse it."""
+    """Return the share of a device's memory for vLLM, 1 if none is given; None if vLLM would refuse it."""
     # vLLM has two names for one argument.
     names = ("--gpu-memory-utilization", "--device-memory-utilization")
     try:

@@ -44,13 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print servers, processes, queues and findings as JSON")
     parser.add_argument(
-        "--watch", nargs="?", const=2.0, type=_seconds, metavar="SECONDS", help="print again every so often (2 s)"
+        "--watch",
+        nargs="?",
+        const=2.0,
+        type=_seconds,
+        metavar="SECONDS",
+        help="print again every SECONDS (2 if not given)",
     )
     parser.add_argument("--url", help="ask a running server instead of reading this machine's records")
     parser.add_argument(
         "--api-key", default=os.environ.get("VLLM_API_KEY"), help="the server's API key (default: VLLM_API_KEY)"
     )
-    parser.add_argument("--all", action="store_true", help="show processes that ended in order too")
+    parser.add_argument("--all", action="store_true", help="show processes that shut down cleanly too")
 
 
 def _seconds(text: str) -> float:
@@ -150,12 +155,12 @@ def ask(url: str, key: str | None) -> StatusDocument:
         fix = _NEXT_STEPS.get(error.code, "look at the server's log")
         raise SetupError(f"the server answered {error.code} {error.reason}", where=address, fix=fix) from error
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        fix = "see that the server runs and the address is right"
+        fix = "check that the server runs and the address is right"
         raise SetupError(f"no answer: {error}", where=address, fix=fix) from error
     lists = [found.get(name) for name in ("processes", "findings")] if isinstance(found, dict) else [None]
     are_rows = all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in lists)
     if not are_rows or not isinstance(found.get("plan"), dict):
-        fix = "see that the address is that of a server"
+        fix = "check that the address is that of a server"
         raise SetupError("the answer is not a status document of vllm-graft", where=address, fix=fix)
     document: StatusDocument = found
     try:

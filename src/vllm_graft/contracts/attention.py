@@ -219,10 +219,10 @@ class AttentionKernel(Item):
     def store(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:
         """Write a step's keys and values into the cache, at the slots that vLLM assigned; -1 is padding.
 
-        Called before ``forward``. Override it where the kernel keeps keys and values in another order.
+        Called before ``forward``. Override it if the kernel keeps keys and values in another order.
         """
         head_size, block_size = key.shape[-1], kv_cache.shape[2]
-        # Block 0 is vLLM's null block, which nobody reads: the place for padding.
+        # Block 0 is vLLM's null block, which is never read: the place for padding.
         slots = slots.clamp(min=0)
         block, offset = slots // block_size, slots % block_size
         kv_cache[block, :, offset, :head_size] = key

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import ClassVar
 
 # What JSON can hold: `--additional-config` carries options too.
-OptionTable = dict[str, bool | int | float | str | list[str] | list[int]]
+OptionTable = dict[str, bool | int | float | str | list[bool | int | float | str]]
 """A table as the value of an option, such as the keys that requests carry by default."""
 
 OptionValue = bool | int | float | str | list[str] | OptionTable
 """The value of an option: what TOML and JSON can both say in one line."""
+
+
+def summary_of(kind: type) -> str:
+    """Return the first paragraph of a class's own docstring, on one line; empty if it has none."""
+    return " ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
 
 
 class Item:

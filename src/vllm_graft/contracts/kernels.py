@@ -1,6 +1,6 @@
 """Building blocks for samplers: row statistics and truncation, random numbers, copies to the device, warm-up.
 
-The samplers that ship use these and nothing else of the package's inside. On a GPU the work is done by Triton; on the
+The samplers that ship use these and nothing else from inside the package. On a GPU the work is done by Triton; on the
 host long rows are worked on one after another, while each is in the cache; all else is plain torch. Nothing here waits
 for a device. torch is imported in the functions: the front end imports samplers for their keys and needs no torch.
 """
@@ -79,7 +79,7 @@ def copy_into(target: torch.Tensor, numbers: torch.Tensor) -> None:
 def warm_up(model: ServedModel, change: Callable[[torch.Tensor, Rows], None]) -> None:
     """Compile kernels when the worker starts, so that no request waits seconds for them.
 
-    Calls ``change`` on one row that belongs to no request; where Triton does not run there is nothing to compile.
+    Calls ``change`` on one row that belongs to no request; if Triton does not run there is nothing to compile.
     """
     import torch
 
@@ -99,7 +99,7 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, salt: int) -> torch.Te
 
         return uniform_by_triton(seeds, positions, salt)
     mixed = _mix(seeds + _mix(positions + (salt << 32)))
-    # 24 bits are what float32 tells apart.
+    # float32 distinguishes 24 bits.
     return ((mixed >> 40) & 0xFFFFFF).to(torch.float32) / 16777216.0
 
 
@@ -128,7 +128,7 @@ def mask_below(
 ) -> None:
     """Set what is below its row's threshold to -inf, in place; the greatest logit of a row always stays.
 
-    ``greatest`` is the greatest logit of each row, where that is known already: it saves a pass.
+    ``greatest`` is the greatest logit of each row, if that is known already: it saves a pass.
     """
     import torch
 

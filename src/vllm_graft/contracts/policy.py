@@ -16,20 +16,20 @@ class RequestView(dict[str, object]):
     attribute           key
     ==================  ==================  ==========================================================================
     ``request_id``      ``request_id``
-    ``priority``        ``priority``        smaller goes first; 0, and no key, where the client gave none
+    ``priority``        ``priority``        smaller goes first; 0, and no key, if the client gave none
     ``arrival``         ``arrival_time``    when it reached the server, in seconds on the policy's clock
     ``prompt_tokens``   ``input_length``
     ``max_tokens``      ``max_tokens``
     ``extra``           ``extra``           the request's ``vllm_xargs``
-    ``cache_salt``      ``cache_salt``      what keeps its prefix cache apart from others'; empty where it has none
-    ``lora``            ``lora``            the name of its LoRA adapter; empty where it has none
+    ``cache_salt``      ``cache_salt``      what keeps its prefix cache apart from others'; empty if it has none
+    ``lora``            ``lora``            the name of its LoRA adapter; empty if it has none
     ``output_tokens``                       tokens of its answer so far
     ``computed_tokens``                     tokens that hold KV blocks; 0 while it waits
     ``preemptions``                         how often it was preempted
     ==================  ==================  ==========================================================================
 
     The same object in every step, from the request's arrival to its end: a policy may keep it, use it as a key, and
-    write keys of its own into it. Its attributes cannot be written. Two views are equal only where they are one.
+    write keys of its own into it. Its attributes cannot be written. Two views are equal only if they are one.
     """
 
     __slots__ = (

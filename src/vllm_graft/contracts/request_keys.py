@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 KeyValue = bool | int | float | str | list[str] | list[int]
 """The value of a request's key: what ``vllm_xargs`` lets through."""
 
-Kind = Literal["bool", "int", "float", "str", "list[str]", "list[int]", "any"]
+KeyKind = Literal["bool", "int", "float", "str", "list[str]", "list[int]", "any"]
 
 # _SAMPLING_EPS of vllm/sampling_params.py, the same from 0.26 to 0.32.
 GREEDY_BELOW: Final = 1e-5
@@ -31,17 +31,17 @@ class Key:
 
     name:    as clients send it
     kind:    its type in words; ``any`` leaves checking to the strategy
-    default: what holds where a request does not carry it; 0, False, or an empty text or list if none is declared
+    default: what holds if a request does not carry it; 0, False, or an empty string or list if none is declared
     low:     the least value allowed; for a list the least length
     high:    the greatest value allowed; for a list the greatest length
     aliases: other names for the same key, as other servers' clients send it
     help:    one line for people
-    switch:  a request asks for the strategy only if this key differs from its default; where no key of a strategy is a
+    switch:  a request asks for the strategy only if this key differs from its default; if no key of a strategy is a
              switch, any of its keys asks for it
     """
 
     name: str
-    kind: Kind = "any"
+    kind: KeyKind = "any"
     default: KeyValue = _UNSET
     low: float | None = None
     high: float | None = None
@@ -57,10 +57,10 @@ class Key:
         """Return the value as the sampler gets it; raise a ValueError that names key, value and what is allowed."""
         read = _KINDS[self.kind].read(value)
         if read is None or not self.in_range(read):
-            raise ValueError(f"{name or self.name} must be {self.allowed}, and is {_shown(value)}")
+            raise ValueError(f"{name or self.name} must be {self.allowed}, but is {_shown(value)}")
         # A list that came as JSON text is decoded by now, and may hold what its text did not show.
         if reason := find_unsendable(read, _DEEPEST):
-            raise ValueError(f"{name or self.name} {reason}, and cannot be sent to the engine")
+            raise ValueError(f"{name or self.name} {reason}, so it cannot be sent to the engine")
         return read
 
     def takes(self, value: object) -> bool:
@@ -90,7 +90,7 @@ class Key:
         return {
             "name": self.name,
             "type": self.kind,
-            # JSON has neither infinity nor NaN, and a limit that is infinite is none.
+            # JSON has neither infinity nor NaN, and an infinite limit is no limit.
             "default": str(self.default) if _is_not_finite(self.default) else self.default,
             "min": None if _is_not_finite(self.low) else self.low,
             "max": None if _is_not_finite(self.high) else self.high,
@@ -111,7 +111,7 @@ class Key:
 class Params:
     """One request, as far as a sampler needs to know it: ``params["dry_multiplier"]`` reads one of its own keys.
 
-    values:      every declared key, with its default where the request does not carry it
+    values:      every declared key, with its default if the request does not carry it
     temperature: as the request says it; below 1e-5 vLLM takes the most probable token
     top_p:       as the request says it
     top_k:       as the request says it; 0 or -1: all
@@ -170,7 +170,7 @@ def read_keys(keys: Sequence[Key], carried: Mapping[str, object]) -> dict[str, K
         values = [key.read(carried[name], name) for name in said]
         if any(value != values[0] for value in values[1:]):
             pairs = " and ".join(f"{name}={_shown(carried[name])}" for name in said)
-            raise ValueError(f"{pairs} contradict one another: both are {key.name}, send one of them")
+            raise ValueError(f"{pairs} conflict: both set {key.name}; send only one")
         if said:
             found[key.name] = values[0]
     return found
@@ -182,14 +182,14 @@ def refuse_unsendable(carried: Mapping[str, object]) -> None:
         reason = _unsendable(name) or find_unsendable(value, _DEEPEST)
         if reason:
             said = name if name.isidentifier() else _shown(name)
-            raise ValueError(f"{said} {reason}, and cannot be sent to the engine")
+            raise ValueError(f"{said} {reason}, so it cannot be sent to the engine")
 
 
 def find_unsendable(value: object, deepest: float = math.inf, *, texts_only: bool = False) -> str:
-    """Return why a value cannot be sent, as the end of a sentence; empty where it can.
+    """Return why a value cannot be sent, as the end of a sentence; empty if it can.
 
-    Lists, tables and objects are followed, ``deepest`` levels down: a field of vLLM's may hold a JSON schema, which is
-    as deep as it likes. Long lists of numbers or texts are checked in one go: a request may list every token of a
+    Lists, tables and objects are followed, ``deepest`` levels down: a vLLM field may hold a JSON schema, which may be
+    arbitrarily deep. Long lists of numbers or strings are checked in one go: a request may list every token of a
     vocabulary. With ``texts_only`` numbers may be of any size, as in a field that is not sent to an engine.
     """
     harmless = _HARMLESS | {int} if texts_only else _HARMLESS
@@ -229,12 +229,12 @@ def find_unsendable(value: object, deepest: float = math.inf, *, texts_only: boo
 
 def _unsendable(value: str | int) -> str:
     if isinstance(value, str):
-        return "" if value.isascii() or not _SURROGATE.search(value) else "has half of a surrogate pair in its text"
+        return "" if value.isascii() or not _SURROGATE.search(value) else "contains an unpaired surrogate"
     return "" if -(1 << 63) <= value < 1 << 64 else "holds a whole number that takes more than 64 bits"
 
 
 def _contents(value: object) -> tuple[Collection[object], ...]:
-    """Return what is in a list, a table or an object with declared fields, such as a request of vLLM's."""
+    """Return what is in a list, a table or an object with declared fields, such as a vLLM request."""
     if isinstance(value, Mapping):
         return value.keys(), value.values()
     if isinstance(value, list | tuple | set | frozenset):
@@ -245,7 +245,7 @@ def _contents(value: object) -> tuple[Collection[object], ...]:
 
 
 _HARMLESS: Final = frozenset({type(None), bool, float})
-# Python keeps half of a surrogate pair from JSON such as "\ud800"; msgpack, by which vLLM's processes talk, does not.
+# Python keeps an unpaired surrogate from JSON such as "\ud800"; msgpack, by which vLLM's processes talk, does not.
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _DEEPEST: Final = 64
 
@@ -282,7 +282,7 @@ def _is_not_finite(value: object) -> bool:
 
 def _whole(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
-        # By way of a float a great number would become another one.
+        # Converting through float would lose precision for large integers.
         return value
     number = _number(value)
     return int(number) if number is not None and number == int(number) else None
@@ -317,19 +317,19 @@ def _wholes(value: object) -> list[int] | None:
 
 
 class _KindInfo(NamedTuple):
-    """One type of keys: its name in messages, the default where none is declared, and the reader of a value."""
+    """One type of keys: its name in messages, the default if none is declared, and the reader of a value."""
 
     words: str
     empty: Callable[[], KeyValue]
     read: Callable[[Any], KeyValue | None]
 
 
-_KINDS: Final[Mapping[Kind, _KindInfo]] = {
+_KINDS: Final[Mapping[KeyKind, _KindInfo]] = {
     "bool": _KindInfo("true or false", bool, _flag),
     "int": _KindInfo("a whole number", int, _whole),
     "float": _KindInfo("a number", float, _number),
-    "str": _KindInfo("a text", str, lambda value: value if isinstance(value, str) else None),
-    "list[str]": _KindInfo("a list of texts", list, _texts),
+    "str": _KindInfo("a string", str, lambda value: value if isinstance(value, str) else None),
+    "list[str]": _KindInfo("a list of strings", list, _texts),
     "list[int]": _KindInfo("a list of whole numbers", list, _wholes),
     "any": _KindInfo("anything", int, lambda value: value),
 }
@@ -350,7 +350,7 @@ def is_similar(name: str, known: str) -> bool:
 
 
 def _edits(one: str, other: str, limit: int) -> int:
-    """Count the edits from one text to the other, swaps of neighbours included; ``limit + 1`` stands for any more.
+    """Count the edits from one string to the other, swaps of neighbours included; ``limit + 1`` stands for any more.
 
     The optimal string alignment distance, row by row; it stops early, so that its cost is bounded by the limit.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class History(Protocol):
     """The tokens of requests so far, prompt and answer.
 
-    Where the logits are in host memory the tokens are there too, as lists; where they are on a device, the last tokens
+    If the logits are in host memory, the tokens are there too, as lists; if they are on a device, the last tokens
     are beside them, as a tensor. ``on_host`` tells which is free; the other way works too and may cost a copy.
     """
 
@@ -33,7 +33,7 @@ class History(Protocol):
 
     def tokens(self, rows: Rows, window: int) -> torch.Tensor:
         """Return the last tokens of each row, [rows, window] on the logits' device: the newest in the last column, -1
-        where a request has fewer."""
+        if a request has fewer."""
         ...
 
 
@@ -41,7 +41,7 @@ class Step(Protocol):
     """The part of ``Rows`` that a binding implements: computed on demand."""
 
     def pairs(self, rows: Rows) -> Sequence[tuple[int, int]]:
-        """Return row and slot on the host, where ``Rows`` does not hold them."""
+        """Return row and slot on the host, if ``Rows`` does not hold them."""
         ...
 
     def positions(self, rows: Rows) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Rows:
     rows:  indices of rows in the logits, on their device
     slots: the slot of each row's request
     step:  computes the rest on demand
-    known: row and slot of each on the host, where the host knows them
+    known: row and slot of each on the host, if the host knows them
 
     Rows change from step to step; a slot stays a request's own until it is opened again. With speculative decoding a
     request has several rows, and since only the device knows which, rows of other requests may be among them: they have
@@ -184,12 +184,12 @@ class ServedModel:
     max_requests: int = 0
 
     def per_slot(self, default: float = 0.0, *, integer: bool = False) -> PerSlot:
-        """Return a table with a number for each slot, on the device: float32, or int64 where ``integer``."""
+        """Return a table with a number for each slot, on the device: float32, or int64 if ``integer``."""
         return PerSlot(self.slots, default, self.device, integer=integer)
 
     @property
     def tokenizer(self) -> object:
-        """The model's tokenizer, loaded on first use; an error where the server runs without one."""
+        """The model's tokenizer, loaded on first use; an error if the server runs without one."""
         if self.load_tokenizer is None:
             raise RuntimeError(f"{self.name} is served without a tokenizer")
         return self.load_tokenizer()

@@ -42,14 +42,14 @@ class OptInSampler(Item):
     }
     """Every sampler has these, whatever options it declares besides: ``on_error`` says what an exception costs,
     ``quarantine`` the sampler or ``request`` the request it was raised for; ``required`` refuses a start at which the
-    sampler cannot be used, where else it is left out and its requests are answered with a 400; ``budget_us`` is what a
+    sampler cannot be used; otherwise it is left out, and its requests are answered with a 400; ``budget_us`` is what a
     step may cost, 0 the point's own budget; ``defaults`` holds values of keys for requests that do not carry them;
     ``every_request`` gives a sampler without keys all requests."""
     window: int = 0
     """The number of a request's last tokens wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
     row_budget_us: ClassVar[float] = 0.0
-    """The extra cost of a step for each request that the server runs at a time, where rows are worked on one by one
-    on the host; the option ``budget_us`` counts more."""
+    """The extra cost of a step for each request that the server runs at a time, if rows are worked on one by one
+    on the host; the option ``budget_us`` takes precedence."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -62,9 +62,9 @@ class OptInSampler(Item):
         policy, budget = options["on_error"], options["budget_us"]
         if policy not in ON_ERROR:
             known = " or ".join(f'"{each}"' for each in ON_ERROR)
-            raise OptionError(f"must be {known}, and is {policy!r}{nearest(str(policy), ON_ERROR)}", option="on_error")
+            raise OptionError(f"must be {known}, but is {policy!r}{nearest(str(policy), ON_ERROR)}", option="on_error")
         if not isinstance(budget, int | float) or not 0 <= budget < math.inf:
-            what = f"must be a time in microseconds, 0 for the point's own budget, and is {budget!r}"
+            what = f"must be a time in microseconds, 0 for the point's own budget, but is {budget!r}"
             raise OptionError(what, option="budget_us")
         if options["defaults"]:
             try:
@@ -75,7 +75,7 @@ class OptInSampler(Item):
                 raise OptionError(f"cannot be what requests carry: {error}", option="defaults") from error
         # With keys there would be two answers to whether a request without them is meant.
         if options["every_request"] and cls.request_keys():
-            what = "is for samplers without keys, and this one has keys"
+            what = "is for samplers without keys, but this one has keys"
             raise OptionError(what, option="every_request", fix="set `defaults` to what requests ask for")
 
     @classmethod
@@ -87,7 +87,7 @@ class OptInSampler(Item):
     def is_requested(cls, params: Mapping[str, KeyValue]) -> bool:
         """Return whether a request with these keys asks for the sampler; values that mean off do not.
 
-        Override it where comparing switches with their defaults is not enough.
+        Override it if comparing switches with their defaults is not enough.
         """
         switches = [key for key in cls.request_keys() if key.switch]
         if not switches:
@@ -96,7 +96,7 @@ class OptInSampler(Item):
 
     @classmethod
     def check(cls, params: Mapping[str, KeyValue]) -> None:
-        """Validate combinations of keys: raise a ValueError for two values that contradict one another, say.
+        """Validate combinations of keys: raise a ValueError for two values that conflict, for example.
 
         ``params`` holds the keys that the request carries, already read. Called in the front end.
         """
@@ -205,7 +205,7 @@ class Sampler(OptInSampler):
 
     syncs_device: ClassVar[bool] = True
     """True if ``sample`` looks at values on the host, and so waits for the device. The wait for the model then happens
-    before the call and is not held against the budget; set it to False where ``sample`` only queues work."""
+    before the call and is not held against the budget; set it to False if ``sample`` only queues work."""
 
     def sample(self, logits: torch.Tensor, params: Sequence[Params]) -> Sequence[int] | torch.Tensor:
         """Return the token id of each row: ``logits`` is [rows, vocabulary] in float32, a copy."""
@@ -216,7 +216,7 @@ def read_defaults(kind: type[OptInSampler], options: Mapping[str, OptionValue]) 
     """Read the option ``defaults``: values for requests without these keys; raise a ValueError for a bad one."""
     table = options.get("defaults", {})
     if not isinstance(table, Mapping):
-        raise ValueError(f"it must be a table of keys, and is {table!r}")
+        raise ValueError(f"it must be a table of keys, but is {table!r}")
     names = [name for key in kind.request_keys() for name in (key.name, *key.aliases)]
     for name in table:
         if name not in names:

@@ -20,11 +20,11 @@ _SLACK: Final = 64
 class WaitingRequest:
     """A request that waits to be admitted, as far as a queue needs to know it.
 
-    priority:   smaller goes first, as vLLM's own ``priority`` means it; 0 where the client gave none
+    priority:   smaller goes first, as vLLM's own ``priority`` means it; 0 if the client gave none
     arrival:    when it reached the server, in seconds on the queue's clock; never after the moment it was pushed
     extra:      the request's ``vllm_xargs``, by which a client names its tenant and its wishes
-    cache_salt: what keeps its prefix cache apart from others'; empty where it has none
-    lora:       the name of its LoRA adapter; empty where it has none
+    cache_salt: what keeps its prefix cache apart from others'; empty if it has none
+    lora:       the name of its LoRA adapter; empty if it has none
     """
 
     request_id: str
@@ -51,13 +51,13 @@ class Refusal:
     status: int = 429
 
     def __post_init__(self) -> None:
-        """Validate the fields here, in the author's call, and not where the client is told."""
+        """Validate the fields here, in the author's call, and not while the client is answered."""
         if not isinstance(self.reason, str):
-            raise TypeError(f"the reason of a refusal is text, and not {self.reason!r}")
+            raise TypeError(f"the reason of a refusal must be a string, but is {self.reason!r}")
         if not isinstance(self.retry_after, int | float) or not 0 <= self.retry_after < math.inf:
-            raise ValueError(f"retry_after is a number of seconds, and not {self.retry_after!r}")
+            raise ValueError(f"retry_after must be a number of seconds, but is {self.retry_after!r}")
         if not isinstance(self.status, int) or not 400 <= self.status <= 599:
-            raise ValueError(f"the status of a refusal is one from 400 to 599, and not {self.status!r}")
+            raise ValueError(f"the status of a refusal must be from 400 to 599, but is {self.status!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +210,11 @@ class WaitingHeap:
         self._tidy()
 
     def first(self) -> WaitingRequest:
-        """Return the request with the smallest key; IndexError where there is none."""
+        """Return the request with the smallest key; IndexError if there is none."""
         return self._top()[2]
 
     def first_key(self) -> Any:
-        """Return the smallest key; IndexError where there is none."""
+        """Return the smallest key; IndexError if there is none."""
         return self._top()[0]
 
     def take(self) -> WaitingRequest:
@@ -225,7 +225,7 @@ class WaitingHeap:
         return request
 
     def discard(self, request: WaitingRequest) -> bool:
-        """Take out a request; return False where it is not here."""
+        """Take out a request; return False if it is not here."""
         if self._live.pop(request.request_id, None) is None:
             return False
         self._tidy()

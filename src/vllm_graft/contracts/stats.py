@@ -40,7 +40,7 @@ class StatSink(Item):
 
     Implement ``finished``. In a server a sink has a thread of its own, on which it is made, fed each batch in turn,
     and closed; with ``LLM`` it is called in the thread of the caller. Python runs one thread at a time, so it must be
-    quick all the same (50 microseconds per batch): append to a queue here and write elsewhere. With several API servers
+    quick anyway (50 microseconds per batch): append to a queue here and write elsewhere. With several API servers
     each has a sink of its own and sees only its own requests. A sink that raises, that overruns its budget again and
     again, or that falls 10,000 batches behind is put aside: requests go on, and ``vllm-graft status`` shows it as
     quarantined with the error. ::

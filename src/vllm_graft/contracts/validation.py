@@ -6,8 +6,9 @@ An author's mistake would otherwise show with the first request, in a worker, as
 from __future__ import annotations
 
 import inspect
+import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,36 +93,43 @@ class Mistake:
 
 
 def find_mistake(kind: type, options: Mapping[str, OptionValue] | None = None) -> Mistake | None:
-    """Return the first mistake in the class of an item; None where it fulfils its contract."""
+    """Return the first mistake in the class of an item; None if it fulfils its contract."""
     return next(_mistakes(kind, options or {}), None)
 
 
 def find_option_mistake(kind: type) -> Mistake | None:
-    """Return the first mistake in the options that a class declares; None where each has a default that can be set."""
+    """Return the first mistake in the options that a class declares; None if each has a default that can be set."""
     declared: object = kind.options if issubclass(kind, Item) else {}
     if not isinstance(declared, Mapping):
         return Mistake(f"has options that are not a table: {declared!r}", 'write options = {"name": default}')
     for name, default in declared.items():
         if not isinstance(name, str) or not name:
-            return Mistake(f"has an option named {name!r}", "name it by a text")
+            return Mistake(f"has an option named {name!r}", "use a non-empty string")
         if not _is_option_value(default):
             what = f"has the option {name!r} with the default {default!r}, which no configuration file can hold"
-            return Mistake(what, "make it a text, number, true or false, a list of texts, or a table of these")
+            return Mistake(what, "make it a string, number, true or false, a list of strings, or a table of these")
     return None
 
 
 def _is_option_value(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and _is_plain(each) for name, each in value.items())
-    return _is_plain(value)
+    return all(isinstance(each, str) for each in value) if isinstance(value, list) else _is_plain(value)
 
 
 def _is_plain(value: object) -> bool:
     return all(isinstance(each, bool | int | float | str) for each in (value if isinstance(value, list) else [value]))
 
 
+def find_window_mistake(window: object) -> Mistake | None:
+    """Return the mistake in the ``window`` of a sampler, which may be set on the class or by its constructor."""
+    if isinstance(window, int) and not isinstance(window, bool) and window >= 0:
+        return None
+    return Mistake(f"has the window {window!r}, which is not a number of tokens", "make it a whole number, such as 64")
+
+
 def source_location(kind: type) -> str:
-    """Return the file and line of a class; its module where there is no source."""
+    """Return the file and line of a class; its module if there is no source."""
     try:
         file = inspect.getsourcefile(kind) or ""
         return f"{file}:{inspect.getsourcelines(kind)[1]}"
@@ -179,11 +187,11 @@ def _method(
         return
     called = getattr(kind, name)
     if not callable(called):
-        yield Mistake(f"has something else than a method under the name {name}", f"make it {written}")
+        yield Mistake(f"has something other than a method under the name {name}", f"make it {written}")
         return
     bound = not isinstance(own, staticmethod | classmethod)
     if on_class and bound:
-        what = f"has {written} as a method of its instances, and it is called on the class"
+        what = f"has {written} as an instance method, but it is called on the class"
         yield Mistake(what, f"put @classmethod above {name}")
         return
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
@@ -241,14 +249,16 @@ def _constructor(kind: type) -> Iterator[Mistake]:
     missing = [name for name in needed if name not in provided and name != first]
     if missing:
         yield Mistake(
-            f"has a constructor that also needs {', '.join(missing)}, and is made with its options alone",
+            f"has a constructor that also needs {', '.join(missing)}, but is constructed with its options alone",
             "take one argument, `options=None`, and declare the rest in `options`",
         )
 
 
 def _keys(kind: type[OptInSampler], options: Mapping[str, OptionValue]) -> Iterator[Mistake]:
     keys = kind.keys
-    if isinstance(keys, str) or not isinstance(keys, Iterable) or not all(isinstance(key, Key | str) for key in keys):
+    # A table's values would be lost, and a generator can be read only once.
+    listed = isinstance(keys, Collection) and not isinstance(keys, str | Mapping)
+    if not listed or not all(isinstance(key, Key | str) for key in keys):
         what = f"has keys that are not a list of Key or names: {keys!r}"
         yield Mistake(what, 'write keys = (Key("name", "float", 0.0),)')
         return
@@ -260,6 +270,9 @@ def _keys(kind: type[OptInSampler], options: Mapping[str, OptionValue]) -> Itera
     budget: object = kind.row_budget_us
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget < math.inf:
         yield Mistake(f"has the row_budget_us {budget!r}, which is not a time", "give it in microseconds, such as 20.0")
+    # A property has its value with the instance, which is checked once it is set up.
+    if not hasattr(kind.window, "__get__") and (mistake := find_window_mistake(kind.window)):
+        yield mistake
     seen: set[str] = set()
     for key in kind.request_keys():
         yield from _key(key, seen)
@@ -286,22 +299,32 @@ def _key(key: Key, seen: set[str]) -> Iterator[Mistake]:
         if name in RESERVED:
             yield Mistake(f"has a key {name!r}, which is a field of vLLM's own requests", "choose another name")
         if name in seen:
-            yield Mistake(f"has the key {name!r} twice", "take one of the two out")
+            yield Mistake(f"has the key {name!r} twice", "remove one of the two")
         seen.add(name)
     default = f"has the key {key.name!r} with the default {key.default!r}"
     if key.default is not None and not key.takes(key.default):
         yield Mistake(f"{default}, which is not {key.words}", "give the default the type of the key")
+    elif not _is_json(key.default):
+        yield Mistake(f"{default}, which no request could carry", "make it a value that JSON can hold")
     if key.low is not None and key.high is not None and key.low > key.high:
-        yield Mistake(f"has the key {key.name!r} with low {key.low!r} above high {key.high!r}", "exchange the two")
+        yield Mistake(f"has the key {key.name!r} with low {key.low!r} above high {key.high!r}", "swap the two")
     elif not key.switch and key.default is not None and not key.in_range(key.default):
         # Another key may ask for the sampler, which then gets this default. A switch is off at its default, so its
         # default may well be out of range: 0 for "off" where 1 to 9 are allowed.
         fix = "widen low and high, or give it a default between them"
-        yield Mistake(f"{default}, and it must be {key.allowed}", fix)
+        yield Mistake(f"{default}, but it must be {key.allowed}", fix)
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | None:
-    """Find a key that two samplers declare: its name and theirs; None where each has its own."""
+    """Find a key that two samplers declare: its name and theirs; None if each has its own."""
     owners: dict[str, str] = {}
     for owner, keys in kinds.items():
         for name in (name for key in keys for name in (key.name, *key.aliases)):

@@ -26,7 +26,7 @@ class ChildExit:
 
     @property
     def signal(self) -> str:
-        """The name of the signal that ended it; empty where none did."""
+        """The name of the signal that ended it; empty if none did."""
         if self.status is None or self.status >= 0:
             return ""
         try:
@@ -103,7 +103,7 @@ def run_task(
 
 
 def _family(first: int) -> list[int]:
-    """Return a process, its descendants and its session's processes, by /proc where there is one."""
+    """Return a process, its descendants and its session's processes, by /proc if there is one."""
     kin: dict[int, tuple[int, int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -21,7 +21,7 @@ from vllm_graft.sources.modules import ScopeEntry, SourceModule
 from vllm_graft.sources.origins import SearchPath
 from vllm_graft.sources.scopes import decorators, dotted, imported
 
-Kind = Literal["class", "function", "value", "unknown"]
+ObjectKind = Literal["class", "function", "value", "unknown"]
 Derives = Literal["yes", "no", "unknown"]
 
 _FOREIGN: Final = frozenset(
@@ -41,14 +41,14 @@ _DEEP: Final = 24  # the longest chain of re-exports; a longer one is taken for 
 class ObjectInfo:
     """The object that a name stands for.
 
-    name:      where it is defined, as ``module:Name``; the name looked up where that is not found
-    kind:      class, function, value, or unknown where reading does not find it
+    name:      where it is defined, as ``module:Name``; the name looked up if that is not found
+    kind:      class, function, value, or unknown if reading does not find it
     bases:     every class above a class that can be found, the nearest first, as ``module:Name``
     complete:  whether all bases could be followed to their end
     """
 
     name: str
-    kind: Kind
+    kind: ObjectKind
     bases: tuple[str, ...] = ()
     complete: bool = True
 
@@ -71,7 +71,7 @@ class ClassReader:
             return self._known[name]
         places = [found for found in self._meanings(module, qualname) if isinstance(found, ScopeEntry)]
         classes = [place for place in places if place.cls is not None]
-        kind: Kind = "unknown"
+        kind: ObjectKind = "unknown"
         if classes:
             bases, complete = self._above(classes)
             found = ObjectInfo(_name(classes[0]), "class", tuple(bases), complete)
@@ -96,7 +96,7 @@ class ClassReader:
         return "no" if found.complete else "unknown"
 
     def lineage(self, what: EntryPoint | str) -> tuple[ScopeEntry, ...] | None:
-        """Return a class and every class above it in MRO order; None where one of them is unknown or decorated.
+        """Return a class and every class above it in MRO order; None if one of them is unknown or decorated.
 
         Bases that only mark a class, such as ``ABC``, are left out: they define no method that vLLM calls.
         """
@@ -144,7 +144,7 @@ class ClassReader:
         return list(names), complete
 
     def _meanings(self, module: str, qualname: str, deep: int = _DEEP) -> list[ScopeEntry | str]:
-        """Return all that a name may stand for: definitions, or ``module:Name`` where a module cannot be read."""
+        """Return all that a name may stand for: definitions, or ``module:Name`` if a module cannot be read."""
         first, _, rest = qualname.partition(".")
         unread = f"{module}:{qualname}"
         read = None if _is_foreign(unread) or not deep else self.finder.module(module)
@@ -185,7 +185,7 @@ class ClassReader:
 
 
 def methods_of(lineage: Iterable[ScopeEntry]) -> dict[str, Function | None]:
-    """Return each method of a class, from the first class in the MRO that binds its name; None for what is no ``def``.
+    """Return each method of a class, from the first class in the MRO that binds its name; None if it is not a ``def``.
 
     ``record = _noop`` defines a method too, whose parameters are unknown.
     """
@@ -201,7 +201,7 @@ def methods_of(lineage: Iterable[ScopeEntry]) -> dict[str, Function | None]:
 
 
 def _merge(lines: Sequence[Sequence[ScopeEntry]]) -> list[ScopeEntry] | None:
-    """Merge the MROs of several bases by the C3 rule; None where Python would refuse the class."""
+    """Merge the MROs of several bases by the C3 rule; None if Python would refuse the class."""
     left = [list(line) for line in lines if line]
     merged: list[ScopeEntry] = []
     while left:
@@ -217,6 +217,18 @@ def _merge(lines: Sequence[Sequence[ScopeEntry]]) -> list[ScopeEntry] | None:
 def is_abstract(method: Function | None) -> bool:
     """Return whether a method is marked as abstract."""
     return method is not None and "abstractmethod" in decorators(method)
+
+
+def takes(method: Function, count: int, named: Collection[str] = ()) -> bool:
+    """Return whether a method can be called with ``count`` positional arguments after its first, and some by name."""
+    args = method.args
+    plain = [one.arg for one in (*args.posonlyargs, *args.args)]
+    if len(plain) <= count and args.vararg is None:
+        return False
+    by_name = [*plain[max(count + 1, len(args.posonlyargs)) :], *(one.arg for one in args.kwonlyargs)]
+    bare = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    needed = {*plain[count + 1 : len(plain) - len(args.defaults)], *(one.arg for one, value in bare if value is None)}
+    return needed <= {*named} and (args.kwarg is not None or {*named} <= {*by_name})
 
 
 def listed(names: Sequence[str]) -> str:

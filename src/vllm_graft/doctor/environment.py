@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
+from vllm_graft.switches import allowed_plugins
 from vllm_graft.versions import vllm_root, vllm_version
 from vllm_graft.vllm_arguments import VllmArguments
 
@@ -34,9 +35,6 @@ GROUPS: Final = (
     "vllm.logits_processors",
 )
 """Every entry-point group that vLLM 0.26 to 0.32 reads."""
-
-OURS: Final = "vllm_graft.plugins"
-"""The entry-point group that vllm-graft reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +159,11 @@ class Environment:
 
     @cached_property
     def allowed(self) -> tuple[str, ...] | None:
-        """The names in ``VLLM_PLUGINS`` as vLLM splits them, blanks included; None where it is not set."""
-        # vLLM's envs.py does not strip, and takes an empty value for a list of one empty name.
-        listed = self.variables.get("VLLM_PLUGINS")
-        return None if listed is None else tuple(listed.split(","))
+        """The names in ``VLLM_PLUGINS`` as vLLM splits them, blanks included; None if it is not set."""
+        return allowed_plugins(self.variables)
 
     def uses(self, entry: EntryPoint) -> bool:
-        """Return whether a server with these arguments loads a plugin: an IO processor only where it is named."""
+        """Return whether a server with these arguments loads a plugin: an IO processor only if it is named."""
         named = self.arguments.value("--io-processor-plugin")
         return self.loads(entry) and (entry.group != "vllm.io_processor_plugins" or named == entry.name)
 
@@ -177,13 +173,13 @@ class Environment:
             # Its loader reads the group itself and never looks at the list.
             return True
         if self.allowed is None:
-            # load_endpoint_plugins returns at once where VLLM_PLUGINS is not set: its plugins add routes.
+            # load_endpoint_plugins returns at once if VLLM_PLUGINS is not set: its plugins add routes.
             return entry.group != "vllm.endpoint_plugins"
         return entry.name in self.allowed
 
     @cached_property
     def release(self) -> tuple[int, ...]:
-        """The installed vLLM's number, for comparisons; empty where it is unknown."""
+        """The installed vLLM's number, for comparisons; empty if it is unknown."""
         parts = (self.vllm or "").partition("+")[0].split(".")
         return tuple(int(part) for part in parts[:3] if part.isdigit())
 
@@ -196,13 +192,13 @@ class Environment:
 
     @cached_property
     def module(self) -> Callable[[str], SourceModule | Missing | None]:
-        """Read a module on the path, once; None where it may exist and its source cannot be read."""
+        """Read a module on the path, once; None if it may exist and its source cannot be read."""
         from vllm_graft.sources.modules import read_module
 
         return cache(lambda name: read_module(name, self.path))
 
     def definition(self, entry: EntryPoint) -> tuple[SourceModule, ast.AST] | None:
-        """Return the statement that makes an entry point's object, and its module; None where it is not certain."""
+        """Return the statement that makes an entry point's object, and its module; None if it is not certain."""
         from vllm_graft.sources.finder import find_certain
         from vllm_graft.sources.modules import SourceModule
 
@@ -217,13 +213,13 @@ class Environment:
                 yield entry, found[0], found[1]
 
 
-def describe(entries: Iterable[EntryPoint]) -> str:
+def describe_entries(entries: Iterable[EntryPoint]) -> str:
     """Return entry points for a sentence: name and package."""
     return ", ".join(f"{entry.name} ({entry.package})" for entry in entries)
 
 
 def parse_version(text: str) -> Version | None:
-    """Return a version for comparisons; None for a text that is none, as source trees may have."""
+    """Return a version for comparisons; None for a string that is not a version, as source trees may have."""
     try:
         return Version(text)
     except InvalidVersion:

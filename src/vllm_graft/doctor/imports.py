@@ -1,7 +1,7 @@
 """Import plugins one by one, each in a child process of its own: find what is slow, what fails, what never returns.
 
 D008  an import that is slow, pulls in heavy packages, or initialises CUDA
-D009  a platform plugin whose detector fails, which vLLM passes over
+D009  a platform plugin whose detector fails, which vLLM skips
 D010  a plugin that cannot be imported
 D025  bfloat16 that stops the process, on CPUs
 D029  a general plugin whose function fails, which stops every vLLM process
@@ -22,10 +22,11 @@ from typing import Final
 
 from vllm_graft.doctor import import_child, plans, server
 from vllm_graft.doctor.child_process import ChildExit, run, run_task
-from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment
+from vllm_graft.doctor.environment import GROUPS, EntryPoint, Environment
 from vllm_graft.doctor.rules.d032_second_call import CONSEQUENCES
 from vllm_graft.doctor.server import PLATFORMS
 from vllm_graft.findings import Finding, Level, worst_first
+from vllm_graft.plan.catalogue import ITEM_GROUP
 
 TITLES: Final = {
     "D008": "An import that is slow or heavy",
@@ -57,7 +58,7 @@ class ImportReport:
 
     @property
     def failure(self) -> str:
-        """The failure in words; empty where the plugin works."""
+        """The failure in words; empty if the plugin works."""
         if self.error:
             return f"raises {self.error}"
         return "" if self.stage == "done" else self.exit.describe()
@@ -70,9 +71,9 @@ def examine_imports(
 
     vLLM's own plugins are left out. ``progress`` is called with the number of plugins done and their total.
     """
-    entries = [entry for entry in env.in_group(*GROUPS, OURS) if entry.top_level != "vllm"]
+    entries = [entry for entry in env.in_group(*GROUPS, ITEM_GROUP) if entry.top_level != "vllm"]
     checks = [partial(_check_import, env, entry, timeout_s) for entry in entries]
-    # vLLM computes in bfloat16 unless told otherwise.
+    # vLLM computes in bfloat16 by default.
     has_torch = any(package.name == "torch" for package in env.packages)
     if has_torch and server.runs_on_cpu(env) and env.arguments.value("--dtype") in (None, "auto", "bfloat16"):
         checks.append(partial(_check_bfloat16, env, timeout_s))
@@ -94,13 +95,13 @@ def _check_import(env: Environment, entry: EntryPoint, timeout_s: float) -> Iter
     level: Level = "error" if env.loads(entry) else "warning"
     if report.failure and report.stage == "second call":
         what = f"its function {report.failure} when it is called a second time; {CONSEQUENCES[entry.group]}"
-        fix = "have it do nothing where everything is registered already"
+        fix = "have it do nothing if everything is already registered"
         yield Finding("D032", level if entry.group == PLATFORMS else "warning", subject, what, entry.origin, fix)
     elif report.failure and report.stage == "call" and entry.group == PLATFORMS:
         # vllm/platforms/__init__.py logs the exception of a detector at DEBUG.
         what = f"its detector {report.failure}"
-        what += ", which vLLM does not show, and takes another platform" if report.error else ""
-        fix = "have it return None where its hardware or libraries are not there"
+        what += "; vLLM does not show that, and takes another platform" if report.error else ""
+        fix = "have it return None if its hardware or libraries are not there"
         yield Finding("D009", "error", subject, what, entry.origin, fix)
     elif report.failure and report.stage == "call":
         # load_general_plugins calls the functions without a try.
@@ -120,7 +121,7 @@ def _check_import(env: Environment, entry: EntryPoint, timeout_s: float) -> Iter
         yield Finding("D010", level, subject, what, entry.origin, fix)
     if report.cuda:
         what = "loading it initialises CUDA, which no process that is forked afterwards can use"
-        fix = "take what touches the device out of the module's body and its function"
+        fix = "move what touches the device out of the module's body and its function"
         yield Finding("D008", "warning", subject, what, entry.origin, fix)
     if entry.group in _EVERYWHERE and (report.heavy or report.seconds >= _SLOW_S):
         heavy = f" and pulls in {', '.join(report.heavy)}" if report.heavy else ""
@@ -134,5 +135,5 @@ def _check_bfloat16(env: Environment, timeout_s: float) -> Iterator[Finding]:
     ended = run([sys.executable, "-c", path + _BFLOAT16], env.variables, timeout_s)
     if ended.status is None or ended.signal:
         how = f"ends the process by {ended.signal}" if ended.signal else f"does not end within {timeout_s:g} s"
-        what = f"a product of two matrices {how}; models are computed in it unless told otherwise"
+        what = f"a product of two matrices {how}; models use it by default"
         yield Finding("D025", "warning", "bfloat16 on this CPU", what, "torch", "start with --dtype float32")

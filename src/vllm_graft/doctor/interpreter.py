@@ -1,7 +1,7 @@
 """A small interpreter of a plugin's function: does it raise when it is called a second time? Nothing is run.
 
 It follows names of the module, attributes and entries of dictionaries as long as they hold constants or collections.
-Everything else is unknown, and where a branch depends on that, it gives no answer.
+Everything else is unknown, and if a branch depends on that, it gives no answer.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Iterable, Sequence
+from types import FunctionType
 from typing import Final, Literal
 
 from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import Namespace
 
-Value = object
-State = dict[str, Value]
+InterpretedValue = object
+Variables = dict[str, InterpretedValue]
 
 _UNKNOWN: Final = object()
 _THING: Final = object()  # some object that is not None: the result of a call or constructor
+
+_CALLS: Final = "calls of functions"  # the entry of the state that counts the functions entered
+_DEEP: Final = 4
 
 _ADDING: Final = frozenset({"append", "add", "insert"})
 _ORDERS: Final = {ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le}
@@ -27,10 +32,11 @@ Ending = Literal["end", "stop", "unknown"] | ast.stmt
 
 
 def raises_when_called_again(module: ast.Module, function: ast.FunctionDef) -> ast.stmt | None:
-    """Return the statement that raises at the second call of a function; None where none does for certain."""
+    """Return the statement that raises at the second call of a function; None if none does for certain."""
     if function.decorator_list:
         return None
-    state: State = {}
+    # A variable that the function sets is taken to be unset before.
+    state: Variables = {name: None for name in _bound(function.body) if name.startswith("os.environ[")}
     for node in module.body:
         _define(state, node)
     shared = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
@@ -45,8 +51,10 @@ def raises_when_called_again(module: ast.Module, function: ast.FunctionDef) -> a
     return None
 
 
-def _define(state: State, node: ast.stmt, within: str = "") -> None:
+def _define(state: Variables, node: ast.stmt, within: str = "") -> None:
     """Record the values that a statement of the module, or of a class in it, assigns."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef) and not within:
+        state[node.name] = node
     if isinstance(node, ast.ClassDef) and not within:
         for each in node.body:
             _define(state, each, f"{node.name}.")
@@ -61,7 +69,7 @@ def _define(state: State, node: ast.stmt, within: str = "") -> None:
                     state[f"{name}[{key.value!r}]"] = _value(state, value)
 
 
-def _run(body: Sequence[ast.stmt], state: State) -> Ending:
+def _run(body: Sequence[ast.stmt], state: Variables) -> Ending:
     for node in body:
         ending: Ending = "end"
         if isinstance(node, ast.Raise):
@@ -82,8 +90,10 @@ def _run(body: Sequence[ast.stmt], state: State) -> Ending:
             one, two = state.get(ast.unparse(node.target), _UNKNOWN), _value(state, node.value)
             adds = isinstance(node.op, ast.Add) and isinstance(one, int) and isinstance(two, int)
             _assign(state, node.target, one + two if adds else _UNKNOWN)  # type: ignore[operator]
+        elif isinstance(node, ast.Try) and not node.handlers:
+            ending = _run([*node.body, *node.finalbody], state)
         elif isinstance(node, ast.Expr):
-            _call(state, node.value)
+            ending = _call(state, node)
         elif any(isinstance(each, ast.Raise | ast.Return) for each in ast.walk(node)) and not isinstance(
             node, Function | ast.ClassDef
         ):
@@ -95,8 +105,8 @@ def _run(body: Sequence[ast.stmt], state: State) -> Ending:
     return "end"
 
 
-def _value(state: State, node: ast.expr) -> Value:
-    """Evaluate an expression; _UNKNOWN where that needs more than constants."""
+def _value(state: Variables, node: ast.expr) -> InterpretedValue:
+    """Evaluate an expression; _UNKNOWN if that needs more than constants."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.List | ast.Set | ast.Tuple | ast.Dict):
@@ -112,27 +122,48 @@ def _value(state: State, node: ast.expr) -> Value:
         decisive = isinstance(node.op, ast.Or)
         return decisive if decisive in truths else _UNKNOWN if None in truths else not decisive
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        op, left, right = node.ops[0], node.left, ast.unparse(node.comparators[0])
+        if right == "os.environ" and isinstance(op, ast.In | ast.NotIn) and isinstance(left, ast.Constant):
+            set_to = state.get(f"os.environ[{left.value!r}]", _UNKNOWN)
+            return _UNKNOWN if set_to is _UNKNOWN else (set_to is not None) == isinstance(op, ast.In)
         return _compare(node.ops[0], _value(state, node.left), _value(state, node.comparators[0]))
     if isinstance(node, ast.Call):
         return _called(state, node)
     return _UNKNOWN
 
 
-def _called(state: State, node: ast.Call) -> Value:
+def _called(state: Variables, node: ast.Call) -> InterpretedValue:
     name, given = ast.unparse(node.func), node.args
     if name in ("set", "list", "dict") and not given and not node.keywords:
         return ()
     if name in ("hasattr", "getattr") and len(given) >= 2 and isinstance(given[1], ast.Constant):
         key = f"{ast.unparse(given[0])}." + str(given[1].value)
+        holder = state.get(ast.unparse(given[0]))
+        lacks = isinstance(holder, ast.AST) and _lacks(holder, str(given[1].value))
         if name == "hasattr":
-            return key in state or _UNKNOWN
-        return state.get(key, _value(state, given[2]) if len(given) == 3 else _UNKNOWN)
+            return key in state or (False if lacks else _UNKNOWN)
+        # A flag on an object from elsewhere is taken to be unset before.
+        default = len(given) == 3 and (lacks or not isinstance(holder, ast.AST))
+        return state.get(key, _value(state, given[2]) if default else _UNKNOWN)
+    if name in ("os.environ.get", "os.getenv") and given and isinstance(given[0], ast.Constant):
+        held = state.get(f"os.environ[{given[0].value!r}]", _UNKNOWN)
+        return held if held is not None or len(given) == 1 else _value(state, given[1])
     if name == "len" and len(given) == 1 and isinstance(held := _value(state, given[0]), tuple):
         return len(held)
     return _THING if name[:1].isupper() or name == "object" else _UNKNOWN
 
 
-def _compare(op: ast.cmpop, left: Value, right: Value) -> Value:
+def _lacks(holder: ast.AST, name: str) -> bool:
+    """Return whether a function or class of the module has only what the module gives it, and not this attribute."""
+    if isinstance(holder, ast.FunctionDef):
+        return not holder.decorator_list and not hasattr(FunctionType, name)
+    if not isinstance(holder, ast.ClassDef) or holder.bases or holder.keywords or holder.decorator_list:
+        return False
+    held = Namespace(holder)
+    return held.is_closed and name not in held.bound and not hasattr(type, name)
+
+
+def _compare(op: ast.cmpop, left: InterpretedValue, right: InterpretedValue) -> InterpretedValue:
     if _UNKNOWN in (left, right):
         return _UNKNOWN
     if isinstance(op, ast.Is | ast.IsNot) and (left is None or right is None or isinstance(left, bool)):
@@ -149,30 +180,62 @@ def _compare(op: ast.cmpop, left: Value, right: Value) -> Value:
     return order(left, right) if order is not None and isinstance(left, int) and isinstance(right, int) else _UNKNOWN
 
 
-def _call(state: State, node: ast.expr) -> None:
-    """Carry out a call that adds to a collection; any other call on one makes it unknown."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return
-    name = ast.unparse(node.func.value)
+def _call(state: Variables, node: ast.Expr) -> Ending:
+    """Carry out a call: of a function of the module, of ``sys.exit``, or one that adds to a collection.
+
+    Any other call on a collection makes it unknown.
+    """
+    call = node.value
+    if not isinstance(call, ast.Call):
+        return "end"
+    function = state.get(ast.unparse(call.func))
+    if isinstance(function, ast.FunctionDef):
+        return _call_function(state, function, call)
+    if ast.unparse(call.func) in ("sys.exit", "exit", "quit"):
+        return node
+    name = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     held = state.get(name)
-    if isinstance(held, tuple):
-        last = _value(state, node.args[-1]) if node.args else _UNKNOWN
+    if isinstance(held, tuple) and isinstance(call.func, ast.Attribute):
+        last = _value(state, call.args[-1]) if call.args else _UNKNOWN
         added = _THING if last is _UNKNOWN else last
-        state[name] = (*held, added) if node.func.attr in _ADDING else _UNKNOWN
+        state[name] = (*held, added) if call.func.attr in _ADDING else _UNKNOWN
+    return "end"
 
 
-def _assign(state: State, target: ast.expr, value: Value) -> None:
+def _call_function(state: Variables, function: ast.FunctionDef, call: ast.Call) -> Ending:
+    """Run a function of the module with plain arguments; its own variables are gone afterwards."""
+    names = [one.arg for one in function.args.args]
+    plain = not call.keywords and len(call.args) == len(names) and not function.decorator_list
+    deep = state.get(_CALLS, 0)
+    if not plain or function.args.vararg or not isinstance(deep, int) or deep >= _DEEP:
+        return "unknown" if any(isinstance(each, ast.Raise) for each in ast.walk(function)) else "end"
+    shared = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+    own = {*names, *(name for name in _bound(function.body) if name.isidentifier())} - shared
+    before = {name: state.get(name, _UNKNOWN) for name in own}
+    # The arguments are the caller's: its variables may have the names of the function's own.
+    given = [_value(state, one) for one in call.args]
+    state.update(dict.fromkeys(own, _UNKNOWN))
+    state.update(zip(names, given, strict=True))
+    state[_CALLS] = deep + 1
+    ending = _run(function.body, state)
+    state.update(before)
+    state[_CALLS] = deep
+    return "end" if ending == "stop" else ending
+
+
+def _assign(state: Variables, target: ast.expr, value: InterpretedValue) -> None:
     if isinstance(target, ast.Name | ast.Attribute | ast.Subscript):
         state[ast.unparse(target)] = value
     if isinstance(target, ast.Subscript) and isinstance(held := state.get(ast.unparse(target.value)), tuple):
-        key = target.slice.value if isinstance(target.slice, ast.Constant) else _THING
+        known = _value(state, target.slice)
+        key = _THING if known is _UNKNOWN else known
         state[ast.unparse(target.value)] = (*held, key)
 
 
-def _truth(value: Value) -> bool | None:
+def _truth(value: InterpretedValue) -> bool | None:
     if value is _UNKNOWN:
         return None
-    return True if value is _THING else bool(value)
+    return True if value is _THING or isinstance(value, ast.AST) else bool(value)
 
 
 def _bound(body: Iterable[ast.AST]) -> set[str]:

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_graft.boot import DISABLE_VARIABLE, SIMULATE_VARIABLE, is_set
-from vllm_graft.doctor.environment import OURS
+from vllm_graft.boot import SIMULATE_VARIABLE
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
-from vllm_graft.plan.catalogue import SHIPPED, CatalogueEntry, load
+from vllm_graft.plan.catalogue import ITEM_GROUP, SHIPPED, CatalogueEntry, load
 from vllm_graft.plan.foreign_managers import GENERAL, GeneralPlugin, undecided
 from vllm_graft.plan.layers import (
     CONFIG_VARIABLE,
@@ -33,14 +32,15 @@ from vllm_graft.plan.resolution import (
     PlanRequest,
     check_option_owners,
     foreign,
-    items_of,
     layers_of,
     merge_names,
     merge_options,
+    plan_items,
 )
 from vllm_graft.points import PATCHES_VARIABLE, POINTS, Point, custom_patches, keys
 from vllm_graft.sources.finder import find_certain
 from vllm_graft.sources.modules import SourceModule, read_module
+from vllm_graft.switches import disabled, is_set
 
 if TYPE_CHECKING:
     from vllm_graft.contracts.item import OptionValue
@@ -49,19 +49,14 @@ if TYPE_CHECKING:
 _CONTRACTS = {contract.rpartition(":")[2]: contract for point in POINTS if point.key for contract in point.contracts}
 
 
-def disabled(env: Environment) -> bool:
-    """Return whether ``GRAFT_DISABLE`` turns vllm-graft off."""
-    return is_set(DISABLE_VARIABLE, env.variables)
-
-
 def simulated(env: Environment) -> bool:
     """Return whether the simulated accelerator would be there."""
-    return is_set(SIMULATE_VARIABLE, env.variables) and not disabled(env)
+    return is_set(SIMULATE_VARIABLE, env.variables) and not disabled(env.variables)
 
 
 def configured(env: Environment) -> str:
-    """Return the file, variable or argument that gives vllm-graft something to do; empty where none does."""
-    if disabled(env):
+    """Return the file, variable or argument that gives vllm-graft something to do; empty if none does."""
+    if disabled(env.variables):
         return ""
     try:
         file = find_file(env.variables)
@@ -89,7 +84,7 @@ def problems(env: Environment) -> list[ConfigError]:
         if key == "patches" and foreign(named, known) and _general_plugins(env):
             continue
         try:
-            items_of(key, [named], known, options)
+            plan_items(key, [named], known, options)
         except ConfigError as error:
             faults.append(error if error.where else ConfigError(error.what, where=named.origin, fix=error.fix))
     for item, given in options.items():
@@ -116,7 +111,7 @@ def _general_plugins(env: Environment) -> list[GeneralPlugin]:
 
 
 def planned(env: Environment) -> dict[str, set[str]]:
-    """Return the names under each key of the plan, ``*`` included, of all models; none where the plan is at fault."""
+    """Return the names under each key of the plan, ``*`` included, of all models; none if the plan is at fault."""
     found: dict[str, set[str]] = {}
     for key, named in _chosen_by(env):
         found.setdefault(key, set()).add(named.value)
@@ -129,7 +124,7 @@ def patches(env: Environment) -> list[dict[str, str]]:
     known = _known(env, keys()["patches"], {})
     for named in [named for key, named in _chosen_by(env) if key == "patches"]:
         try:
-            items = items_of("patches", [named], known, {})
+            items = plan_items("patches", [named], known, {})
         except ConfigError:
             continue
         for item in items:
@@ -141,7 +136,7 @@ def patches(env: Environment) -> list[dict[str, str]]:
 def _chosen_by(env: Environment) -> list[tuple[str, Choice]]:
     """Return the names that count in a plan that is on and without fault; D027 has said what is wrong with others."""
     try:
-        return [] if disabled(env) else _chosen(*_layers(env))
+        return [] if disabled(env.variables) else _chosen(*_layers(env))
     except ConfigError:
         return []
 
@@ -157,7 +152,7 @@ def together(env: Environment) -> bool:
 
 
 def strict(env: Environment) -> bool:
-    """Return whether a patch that cannot be applied stops a start; where profiles differ, the strictest counts."""
+    """Return whether a patch that cannot be applied stops a start; if profiles differ, the strictest counts."""
     try:
         weak, strong = _layers(env)
     except ConfigError:
@@ -171,8 +166,8 @@ def strict(env: Environment) -> bool:
 
 
 def loads(env: Environment, entry: EntryPoint) -> bool:
-    """Return whether a server would load an entry point; one of ours where the plan names it or ``*``."""
-    if entry.group != OURS:
+    """Return whether a server would load an entry point; one of ours if the plan names it or ``*``."""
+    if entry.group != ITEM_GROUP:
         return env.uses(entry)
     return any({entry.name, ALL} & given for given in planned(env).values())
 
@@ -209,7 +204,7 @@ def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Choice]]:
 
 def _known(env: Environment, point: Point, options: Options) -> dict[str, CatalogueEntry]:
     offered = {name: (target, "vllm-graft") for name, target in SHIPPED.items()}
-    offered.update({entry.name: (entry.value, entry.package) for entry in env.in_group(OURS)})
+    offered.update({entry.name: (entry.value, entry.package) for entry in env.in_group(ITEM_GROUP)})
     given = {name: {option: value for option, (value, _) in options.get(name, {}).items()} for name in offered}
     return {
         # Our own are those of this interpreter, whatever path is examined.
@@ -239,7 +234,7 @@ class _ReadItem(CatalogueEntry):
         return type(kind.__name__, (kind,), keys if options is None else {**keys, "options": options})
 
     def _declared(self) -> tuple[list[str], Mapping[str, OptionValue] | None]:
-        """Return the contracts among the class's bases, and its options; None where it declares none itself."""
+        """Return the contracts among the class's bases, and its options; None if it declares none itself."""
         name, _, attribute = self.target.partition(":")
         module = read_module(name, self.path)
         found = find_certain(module, attribute, self.path) if isinstance(module, SourceModule) else None
@@ -250,7 +245,7 @@ class _ReadItem(CatalogueEntry):
             return [], self.given
         bases = []
         for base in kind.bases:
-            # A base counts that is imported from vllm-graft, and is a contract.
+            # A base counts if it is imported from vllm-graft and is a contract.
             node = base.value if isinstance(base, ast.Subscript) else base
             bound = holder.namespace.only(node.id) if isinstance(node, ast.Name) else None
             if isinstance(bound, ast.ImportFrom) and (bound.module or "").startswith("vllm_graft"):

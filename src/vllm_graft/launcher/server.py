@@ -23,6 +23,7 @@ from vllm_graft.errors import ConfigError, LedgerError, StartError
 from vllm_graft.ledger import RunView, folder, runs
 from vllm_graft.ledger.counters import SUFFIX, mark_ended
 from vllm_graft.ledger.record import process_stat
+from vllm_graft.points import Role
 from vllm_graft.vllm_arguments import VllmArguments
 
 _STOP_S: Final = 40.0  # the time that a serving server has for an orderly end
@@ -33,7 +34,8 @@ _STOP_EARLY_S: Final = 4.0
 _LAST_PORT: Final = 65535
 
 _UNSEEN: Final = ("--uds", "--ssl", "--config")
-"""Beginnings of the arguments that move a server away from the address where ``/health`` is asked."""
+"""Beginnings of the arguments that move a server away from the address where ``/health`` is asked: its record tells
+whether it serves."""
 
 _LEAVE_S: Final = 2.0
 """The time that processes may outlive the main one before they are killed, and the time for killing them."""
@@ -43,10 +45,10 @@ class ServerProcess:
     """One vLLM server. ``with ServerProcess([...]) as server`` starts it, waits until it is healthy, and stops it.
 
     arguments: the words after ``vllm serve``
-    env:       added to this process's environment; a value of None takes a variable out
+    env:       added to this process's environment; a value of None removes a variable
     log:       the file for its output; None leaves it on this terminal
     cwd:       its working directory, where ``graft.toml`` is looked for
-    program:   the command; by default ``boot.launch``, which also works where vLLM's metadata is missing
+    program:   the command; by default ``boot.launch``, which also works if vLLM's metadata is missing
     popen:     the class that starts the process; tests pass one that forks a process with vLLM imported
     """
 
@@ -106,20 +108,20 @@ class ServerProcess:
         return self
 
     def wait_healthy(self, timeout_s: float = 300.0, while_waiting: Callable[[], None] | None = None) -> ServerProcess:
-        """Wait until ``/health`` answers; StartError with the end of the log where the server ends first."""
+        """Wait until it serves; StartError with the end of the log if the server ends first."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if (status := self.poll()) is not None:
                 what = f"the server ended with status {status} before it served{self._ending()}"
-                raise StartError(what, where=" ".join(self.arguments), fix="fix what its last line says")
-            if self.health() == 200:
+                raise StartError(what, where=" ".join(self.arguments), fix="see the last line of the server's output")
+            if self.health() == 200 or (self._unseen and self._recorded_ready("frontend")):
                 self._served = True
                 return self
             if while_waiting is not None:
                 while_waiting()
             time.sleep(0.25)
         what = f"the server did not answer within {timeout_s:.0f} s{self._ending()}"
-        raise StartError(what, where=self.url, fix="look for what it waits for in its output")
+        raise StartError(what, where=self.url, fix="check its output to see what it is waiting for")
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the server runs."""
@@ -132,7 +134,7 @@ class ServerProcess:
         return self._process.wait()
 
     def health(self) -> int:
-        """Return the HTTP status of ``/health``; 0 where nothing answers."""
+        """Return the HTTP status of ``/health``; 0 if nothing answers."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
                 return int(answer.status)
@@ -153,15 +155,26 @@ class ServerProcess:
         return self._send(urllib.request.Request(f"{self.url}{path}", data=data, headers=sent))
 
     def run_view(self) -> RunView | None:
-        """Return the ledger's view of this server; None where it runs without a plan."""
+        """Return the ledger's view of this server; None if it runs without a plan."""
         mine = [view for view in runs(self._state()) if view.run.startswith(f"{self.pid}-")]
         return mine[-1] if mine else None
+
+    def _recorded_ready(self, *roles: Role) -> bool | None:
+        """Return whether a process of one of these roles, or of any, has recorded that it is ready.
+
+        None if there is no record.
+        """
+        with contextlib.suppress(LedgerError):
+            if (view := self.run_view()) is not None:
+                asked = [each.record for each in view.processes if not roles or {*roles} & {*each.record.roles}]
+                return any(record.ready for record in asked)
+        return None
 
     def _state(self) -> Path | None:
         return folder.named_home(self._env) or folder.state_folder()
 
     def tail(self, lines: int = 25) -> str:
-        """Return the last lines of the log; empty where the output is on the terminal."""
+        """Return the last lines of the log; empty if the output is on the terminal."""
         if self.log is None or not self.log.is_file():
             return ""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
@@ -170,16 +183,13 @@ class ServerProcess:
         return f"; its output ends with:\n{self.tail()}" if self.log is not None else ""
 
     def stop(self) -> int:
-        """Stop the server in order, then kill what is left of its session; return its exit status."""
+        """Stop the server cleanly, then kill what is left of its session; return its exit status."""
         if self._process is None:
             return 0
         if self._process.poll() is None:
             if self._unseen and not self._served:
-                # Its /health is not known: its record tells. A stock server has none, and counts as serving.
-                self._served = True
-                with contextlib.suppress(LedgerError):
-                    view = self.run_view()
-                    self._served = view is None or any(process.record.ready for process in view.processes)
+                # A stock server has no record, and counts as serving. A headless node has engines and no front end.
+                self._served = self._recorded_ready() is not False
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_S if self._served else _STOP_EARLY_S)
@@ -239,9 +249,9 @@ class ServerProcess:
 
 
 def _port(text: str) -> int:
-    """Return the port that an argument names; ConfigError where it names none."""
+    """Return the port that an argument names; ConfigError if it names none."""
     if not text.isdecimal() or int(text) > _LAST_PORT:
-        what = f"must be a port, 0 to {_LAST_PORT}, and is {text[:40]!r}"
+        what = f"must be a port, 0 to {_LAST_PORT}, but is {text[:40]!r}"
         raise ConfigError(what, where="--port", fix="correct the value")
     return int(text)
 

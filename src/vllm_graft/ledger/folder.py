@@ -84,7 +84,7 @@ def run_folders(state: Path) -> list[Path]:
 def read_file(path: Path, limit: int) -> bytes:
     """Read a regular file of at most ``limit`` bytes; raise OSError or ValueError for anything else.
 
-    It never waits: a FIFO in the place of a record would otherwise hold the reader up until something writes to it.
+    It never waits: a FIFO in place of a record would otherwise hold the reader up until something writes to it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -92,7 +92,7 @@ def read_file(path: Path, limit: int) -> bytes:
         if not stat.S_ISREG(facts.st_mode):
             raise ValueError("it is not a regular file")
         if facts.st_size > limit:
-            raise ValueError(f"it has {facts.st_size} bytes, and at most {limit} are read")
+            raise ValueError(f"it has {facts.st_size} bytes, but at most {limit} are read")
         return file.read(limit)
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Generic, ParamSpec, TypeVar
 
 from vllm_graft.ledger.counters import Meter
+from vllm_graft.text import encodable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,14 +25,14 @@ LONG_CALL_NS: Final = 1_000_000_000
 LONG_CALLS_WITHIN_NS: Final = 600_000_000_000
 LONG_CALLS_IN_A_ROW: Final = 3
 LONG_CALLS: Final = 5
-"""A call is long that is over budget by a second. A plugin is put aside at the third with no call within budget
-between, and at the fifth of which each came within ten minutes of the one before. The others are forgiven: what is
-compiled is compiled again for a second shape (torch.compile makes the shape dynamic then, and keeps to that), a batch
-may have that shape at any time, and a machine may be suspended."""
+"""A call is *long* if it exceeds its budget by a second. A plugin is put aside after three long calls with no in-budget
+call between them, or after five, each within ten minutes of the one before. Fewer are forgiven: torch.compile compiles
+once more for a second shape (which it then makes dynamic), a batch may have that shape at any time, and a machine may
+be suspended."""
 
 EXCESS_NS: Final = 1_000_000_000
-"""A plugin is put aside once its calls took this much longer than their budgets, in total. Time between calls pays a
-tenth of itself back, so this is a plugin that holds its process up for more than a tenth of the time."""
+"""A plugin is put aside once its calls have exceeded their budgets by this much in total. A tenth of the time between
+calls is credited back, so this is a plugin that holds its process up for more than a tenth of the time."""
 
 _PAY_BACK: Final = 10
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
@@ -45,7 +46,7 @@ class Guard(Generic[P, R]):
     _call:     the plugin's method
     _fallback: what is called instead, with the same arguments, when the plugin fails and from then on
     _meter:    counts, times and knows the budget
-    _on_aside: told once, with the reason, when the plugin is put aside
+    _on_aside: called once, with the reason, when the plugin is put aside
     aside:     the reason; empty while the plugin is called
 
     An exception puts the plugin aside at once, ``SystemExit`` and ``KeyboardInterrupt`` included unless a signal raised
@@ -130,7 +131,7 @@ def raised_by_signal(error: BaseException) -> bool:
     """Return whether a signal handler raised this while a plugin ran, so that it is not the plugin's fault.
 
     Python runs handlers in the main thread only. One written in Python has its own frame in the traceback. The one
-    behind Ctrl-C is not: its KeyboardInterrupt appears at an instruction that raises nothing by itself.
+    behind Ctrl-C is written in C: its KeyboardInterrupt appears at an instruction that raises nothing by itself.
     """
     if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
         return False
@@ -161,7 +162,8 @@ def reason_of(error: BaseException) -> str:
         text = f"{text[:_LONGEST_MESSAGE]}..."
     frames = list(_frames(error.__traceback__))
     place = f" at {frames[-1].tb_frame.f_code.co_filename}:{frames[-1].tb_lineno}" if frames else ""
-    return f"{type(error).__name__}: {text}{place}"
+    # It is sent to clients and between processes.
+    return encodable(f"{type(error).__name__}: {text}{place}")
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:

@@ -20,9 +20,9 @@ from vllm_graft.ledger.counters import ASIDES, BEAT, CLOSED, ENDED, FAILED, UNSA
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.queue_statistics import StatisticsWriter
 from vllm_graft.ledger.reading import ProcessView
-from vllm_graft.ledger.record import FigureRecord, HookRecord, ItemState, Record, Stall, State
+from vllm_graft.ledger.record import FigureRecord, HookRecord, ItemState, ItemStateName, Record, Stall
 from vllm_graft.ledger.status import ProcessRow
-from vllm_graft.plan.carry import carried_plan
+from vllm_graft.plan.export import inherited_plan
 from vllm_graft.plan.plan import Plan
 
 _LOG: Final = logging.getLogger("vllm.graft")
@@ -105,7 +105,7 @@ class Ledger:
         # The first process to notice writes the plan: the one that began the run may be held up.
         planless = path is not None and not (path.parent / reading.PLAN_FILE).exists()
         run = self._own_run if planless else None
-        if planless and run is None and self.record is not None and (plan := carried_plan()) is not None:
+        if planless and run is None and self.record is not None and (plan := inherited_plan()) is not None:
             run = (self.record.run, plan)
         removed = lost or run is not None or (path is not None and not path.exists())
         if self.record is None or not (self._unsaved or self._begun or removed):
@@ -129,7 +129,7 @@ class Ledger:
         if not self._unsaved:
             _LOG.info("vllm-graft: the record %s is written again", self._path)
 
-    def set_item(self, point: str, name: str, state: State, reason: str = "") -> None:
+    def set_item(self, point: str, name: str, state: ItemStateName, reason: str = "") -> None:
         """Set the state of one planned item in this process."""
         known = self._items.get(name)
         if known is None:
@@ -226,7 +226,7 @@ class Ledger:
             # Readers of the record look at this cell first, so it must not be ahead of the record.
             self.cells.cells[ASIDES] += 1
 
-        self.note_error(item, f"is put aside, the server goes on without it: {reason}", save, _ASIDE_S)
+        self.note_error(item, f"is put aside; the server continues without it: {reason}", save, _ASIDE_S)
 
     def note_error(self, item: str, text: str, save: Callable[[], None] | None = None, wait_s: float = 0.0) -> None:
         """Record and log an error that happened while serving; a thread writes the disk, by ``save`` if it is given."""

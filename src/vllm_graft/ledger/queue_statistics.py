@@ -16,9 +16,10 @@ import mmap
 import os
 import stat
 import time
+import weakref
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -34,7 +35,7 @@ ROWS: Final = 1000  # the rows of a file
 EDGES: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 """The upper bounds of the buckets of waits, in seconds; one more bucket holds all longer waits."""
 
-WINDOW_S: Final = 60.0  # the seconds over which shares of tokens are computed
+SHARE_WINDOW_S: Final = 60.0  # the seconds over which shares of tokens are computed
 
 RECENT_S: Final = 10.0
 """A load that is older counts only while its process lives. An idle engine publishes nothing, and its load holds."""
@@ -97,7 +98,7 @@ class LabelStatistics:
     ended:    requests that ended after they were admitted
     aborted:  requests that ended before they were admitted
     tokens:   tokens that were scheduled for them, of prompts and outputs
-    recent:   tokens of the last ``WINDOW_S`` of the engine's work
+    recent:   tokens of the last ``SHARE_WINDOW_S`` of the engine's work
     buckets:  the waits from arrival to the first admission, by ``EDGES``
     """
 
@@ -175,7 +176,7 @@ class QueueSnapshot:
         """Return each row's share of its label's tokens in the last minute; 0 in a minute without any."""
         moment = time.time() if now is None else now
         served: dict[str, int] = {}
-        for row in self.rows if moment - self.stamp <= WINDOW_S else ():
+        for row in self.rows if moment - self.stamp <= SHARE_WINDOW_S else ():
             served[row.label] = served.get(row.label, 0) + row.recent
         return [row.recent / served[row.label] if served.get(row.label) else 0.0 for row in self.rows]
 
@@ -249,11 +250,14 @@ class StatisticsWriter:
 
     def load(self) -> Load:
         """Return the load that was published last."""
-        return _View(self._map).load() or Load()
+        return self._view().load() or Load()
 
     def snapshot(self) -> QueueSnapshot:
         """Return what was written."""
-        return _View(self._map).snapshot()
+        return self._view().snapshot()
+
+    def _view(self) -> _View:
+        return _View(lambda at, size: bytes(self._map[at : at + size]))
 
     def _write_head(self, *, ended: bool) -> None:
         pid = os.getpid()
@@ -263,7 +267,7 @@ class StatisticsWriter:
 
 
 class StatisticsReader:
-    """Reads the statistics in a run's folder repeatedly: maps stay open, new engines are found within a second.
+    """Reads the statistics in a run's folder repeatedly: files stay open, new engines are found within a second.
 
     Without a folder it reads those of this process, if it has any.
     """
@@ -306,7 +310,7 @@ class StatisticsReader:
         for mark, path in found.items():
             # Something else may be in the file's place, or half of it.
             with contextlib.suppress(OSError, ValueError):
-                view = known.get(mark) or _map(path)
+                view = known.get(mark) or _open(path)
                 view.look()
                 self._views[mark] = view
 
@@ -314,7 +318,7 @@ class StatisticsReader:
 def read_snapshot(path: Path) -> QueueSnapshot | None:
     """Read the statistics that one process has written; None if it has none, OSError or ValueError if it is damaged."""
     try:
-        view = _map(path)
+        view = _open(path)
     except FileNotFoundError:
         return None
     snapshot = view.snapshot()
@@ -326,11 +330,12 @@ def read_snapshot(path: Path) -> QueueSnapshot | None:
 class _View:
     """A reader's view of one file.
 
+    read:   returns this many bytes from a place on
     damage: what could not be read last, because it is damaged or was being written all the time; empty for nothing
     """
 
-    def __init__(self, data: mmap.mmap | bytearray) -> None:
-        self._map = data
+    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+        self._read = read
         self.damage = ""
         self.ended = False
         self._lives = True
@@ -342,7 +347,7 @@ class _View:
     def look(self) -> None:
         """Read the head, and check whether the writer lives."""
         for _ in range(_TRIES):
-            data = bytes(self._map[: _HEAD.size + 8])
+            data = self._read(0, _HEAD.size + 8)
             if _CHECK.unpack(data[_HEAD.size :])[0] == zlib.crc32(data[: _HEAD.size]):
                 break
         else:
@@ -362,7 +367,7 @@ class _View:
     def load(self) -> Load | None:
         """Return the load that was published last; None if none was."""
         for _ in range(_TRIES):
-            *numbers, check = _LOAD.unpack_from(self._map, _LOAD_AT)
+            *numbers, check = _LOAD.unpack(self._read(_LOAD_AT, _LOAD.size))
             if not numbers[3]:
                 return None
             if hash(tuple(numbers)) == check:
@@ -378,11 +383,12 @@ class _View:
         return QueueSnapshot(self._pid, self._engine, self._item, self._stamp, tuple(rows))
 
     def _rows(self) -> Iterator[LabelStatistics]:
+        written = self._read(_ROWS_AT, ROWS * _ROW_SIZE)
         for at in range(_ROWS_AT, _TOTAL, _ROW_SIZE):
+            data = written[at - _ROWS_AT : at - _ROWS_AT + _ROW_SIZE]
             for _ in range(_TRIES):
-                if not self._map[at]:  # the first byte of the label: the row is free
+                if not data[0]:  # the first byte of the label: the row is free
                     break
-                data = bytes(self._map[at : at + _ROW_SIZE])
                 # The same object for an unchanged row: metrics keep its lines of text.
                 known = self._unpacked.get(at)
                 row = known[1] if known is not None and known[0] == data else LabelStatistics.unpack(data)
@@ -390,6 +396,7 @@ class _View:
                     self._unpacked[at] = (data, row)
                     yield row
                     break
+                data = self._read(at, _ROW_SIZE)
             else:
                 self.damage = f"the checksum of its row {(at - _ROWS_AT) // _ROW_SIZE} is wrong"
 
@@ -425,8 +432,8 @@ def _create(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-def _map(path: Path | str) -> _View:
-    """Map a file; OSError or ValueError for anything else than a whole one."""
+def _open(path: Path | str) -> _View:
+    """Open a file; OSError or ValueError for anything but a complete one."""
     # O_NONBLOCK because something else may be in the file's place: opening a FIFO would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -435,9 +442,13 @@ def _map(path: Path | str) -> _View:
             raise ValueError("it is not a regular file")
         if facts.st_size != _TOTAL:
             raise ValueError(f"it has {facts.st_size} bytes instead of {_TOTAL}")
-        return _View(mmap.mmap(descriptor, _TOTAL, access=mmap.ACCESS_READ))
-    finally:
+        # Read and not mapped: a file that is cut short would be a bus error. What is gone reads as zeros.
+        view = _View(lambda at, size: os.pread(descriptor, size, at).ljust(size, b"\0"))
+    except BaseException:
         os.close(descriptor)
+        raise
+    weakref.finalize(view, os.close, descriptor)
+    return view
 
 
 def _round(seconds: float | None) -> float | None:

@@ -28,7 +28,7 @@ _LOG: Final = logging.getLogger("vllm.graft")
 PLAN_FILE = "plan.json"
 """The file of a run's folder that holds its plan."""
 
-_LARGEST: Final = 4 * 1024 * 1024  # the bytes of a record or plan that are read at most
+_MAX_FILE_BYTES: Final = 4 * 1024 * 1024  # the bytes of a record or plan that are read at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def read_run(home: Path, *, queues: bool = True) -> RunView | None:
     found = [view for name in names if (view := _read_recorded(home / name, damaged, queues)) is not None]
     running = any(view.life == "running" for view in found)
     try:
-        plan = Plan.from_json(folder.read_file(home / PLAN_FILE, _LARGEST).decode())
+        plan = Plan.from_json(folder.read_file(home / PLAN_FILE, _MAX_FILE_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         if not names and isinstance(error, FileNotFoundError):
             return None
@@ -237,7 +237,7 @@ def _retry(read: Callable[[], _T]) -> _T:
 
 
 def _parse_record(path: Path) -> Record:
-    record = _retry(lambda: Record.from_json(folder.read_file(path, _LARGEST).decode()))
+    record = _retry(lambda: Record.from_json(folder.read_file(path, _MAX_FILE_BYTES).decode()))
     if record.schema != SCHEMA:
         raise ValueError(f"another version of vllm-graft wrote it (schema {record.schema}, this one has {SCHEMA})")
     return record
@@ -281,7 +281,7 @@ def sweep(state: Path) -> None:
         try:
             view = read_run(home, queues=False)
         except Exception as error:
-            # A fault of ours, met in the files of another run, is no reason to keep a server from starting.
+            # A bug of our own, triggered by the files of another run, must not keep a server from starting.
             _LOG.warning("vllm-graft: the records in %s are left alone, they cannot be judged: %r", home, error)
             continue
         if view is not None and view.running:

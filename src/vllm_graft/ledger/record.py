@@ -19,9 +19,9 @@ from vllm_graft.points import PatchState, Role
 SCHEMA: Final = 1
 """The version of the record's format; a record of another one is not read."""
 
-_LARGEST: Final = 2**53  # the largest number in a record: from there on a float cannot tell neighbours apart
+_MAX_NUMBER: Final = 2**53  # the largest number in a record: from there on a float cannot tell neighbours apart
 
-State = Literal[PatchState, "dead", "drifted", "overwritten", "quarantined", "skipped"]
+ItemStateName = Literal[PatchState, "dead", "drifted", "overwritten", "quarantined", "skipped"]
 """The states of ``PatchState``, which items of other points have too, and: dead: applied to code that this model runner
 never calls; drifted: applied over code that was never reviewed; overwritten: applied, and something else has set the
 same attribute since; quarantined: put aside after a failure; skipped: this engine cannot have it."""
@@ -29,7 +29,7 @@ same attribute since; quarantined: put aside after a failure; skipped: this engi
 Headless = Literal["", "engines", "workers"]
 """The processes of a node without a front end: engine cores with their workers, or workers of one that is elsewhere."""
 
-GOOD: Final[tuple[State, ...]] = ("applied", "armed")
+GOOD: Final[tuple[ItemStateName, ...]] = ("applied", "armed")
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class ItemState:
 
     point: str
     name: str
-    state: State
+    state: ItemStateName
     reason: str = ""
     hooks: list[HookRecord] = field(default_factory=list)
     figures: list[FigureRecord] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Stall:
     what:  what makes no progress, as a clause without a subject
     since: when it began, in seconds since the epoch
     where: the line of code that the thread is at
-    item:  the plugin that is being called, where one is
+    item:  the plugin that is being called, if one is
     """
 
     what: str
@@ -85,7 +85,7 @@ class Stall:
     item: str = ""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.since <= _LARGEST:
+        if not 0 <= self.since <= _MAX_NUMBER:
             raise ValueError("'since' of a stall is out of bounds")
 
 
@@ -124,7 +124,7 @@ class Record:
     def __post_init__(self) -> None:
         # A damaged file may hold any number, and one that no float can hold would fail later, in arithmetic.
         for name in ("pid", "parent", "started", "since", "schema"):
-            if not int(name == "pid") <= getattr(self, name) <= _LARGEST:
+            if not int(name == "pid") <= getattr(self, name) <= _MAX_NUMBER:
                 raise ValueError(f"{name!r} is out of bounds")
 
     @classmethod
@@ -211,7 +211,7 @@ def process_stat(pid: int) -> list[str]:
 
 
 def pid_namespace() -> str:
-    """Return the namespace in which this process's ids are valid; empty where it cannot be read."""
+    """Return the namespace in which this process's ids are valid; empty if it cannot be read."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -44,20 +44,20 @@ class Progress:
 class Watch:
     """Watches one process. ``start`` may be called repeatedly, and after a fork.
 
-    book:     the ledger of the process
+    ledger:   the ledger of the process
     look:     checks whether something else has set an attribute that is patched
     progress: returns how far an engine has come; None while it has nothing to do
     """
 
     def __init__(
         self,
-        book: Ledger,
+        ledger: Ledger,
         look: Callable[[], None] = lambda: None,
         *,
         every_s: float = EVERY_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._book = book
+        self._ledger = ledger
         self._look = look
         self._every_s = every_s
         self._patience_s = patience_s
@@ -75,7 +75,7 @@ class Watch:
             return
         self._pid = os.getpid()
         self._stop = threading.Event()
-        self._book.beat()
+        self._ledger.beat()
         threading.Thread(target=self._run, args=(self._stop,), name="graft-watch", daemon=True).start()
 
     def stop(self) -> None:
@@ -98,10 +98,10 @@ class Watch:
 
     def tick(self) -> None:
         """Look once."""
-        self._book.beat()
-        self._book.retry()
+        self._ledger.beat()
+        self._ledger.retry()
         self._look()
-        self._book.set_stalls([*self._engine_stall(), *self._item_stalls()])
+        self._ledger.set_stalls([*self._engine_stall(), *self._item_stalls()])
 
     def _engine_stall(self) -> list[Stall]:
         progress = self.progress() if self.progress is not None else None
@@ -124,7 +124,7 @@ class Watch:
                 seconds = (time.perf_counter_ns() - began) / 1e9
                 if seconds < self._patience_s:
                     continue
-                stalls = self._book.record.stalls if self._book.record is not None else []
+                stalls = self._ledger.record.stalls if self._ledger.record is not None else []
                 known = next((each for each in stalls if each.item == item and each.what == _NO_RETURN), None)
                 since = known.since if known is not None else time.time() - seconds
                 found.append(Stall(_NO_RETURN, since, _place(sys._current_frames().get(thread)), item))

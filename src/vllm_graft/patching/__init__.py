@@ -77,8 +77,8 @@ __all__ = [
     "wrap",
 ]
 
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-__getattr__ = loader(__name__, _HOME)
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+__getattr__ = loader(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """The rules that every hook passes before its target is changed.
 
-They refuse what Python would accept in silence: a replacement for a name that is gone, an addition that upstream
-has made meanwhile, a plain function in the place of a coroutine, a value in the place of a method.
+They refuse what Python would silently accept: a replacement for a name that is gone, an addition that upstream
+has made meanwhile, a plain function in place of a coroutine, a value in place of a method.
 
 They also refuse ineffective changes, with the way that works. Classes capture some of their attributes when they are
 made: a dataclass its fields and whether it has a ``__post_init__``, pydantic its validators, msgspec and ``__slots__``
@@ -22,9 +22,9 @@ from vllm_graft.patching import surgery
 from vllm_graft.patching.declaration import Declaration
 from vllm_graft.patching.functions import (
     ORIGINAL,
-    Form,
+    AttributeForm,
     accessor_mismatch,
-    form_of,
+    attribute_form,
     functions_in,
     innermost,
     kind_of,
@@ -32,7 +32,7 @@ from vllm_graft.patching.functions import (
     parameter_mismatch,
     parameters_of,
 )
-from vllm_graft.patching.hooks import Hook, Kind, call_position
+from vllm_graft.patching.hooks import Hook, HookKind, call_position
 from vllm_graft.patching.target import Owner
 
 
@@ -47,7 +47,7 @@ ABSENT: Final = Absent.ABSENT
 
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
-UpstreamForm = Form | Literal["class", "callable"]
+UpstreamForm = AttributeForm | Literal["class", "callable"]
 
 
 def own(owner: Owner, attribute: str) -> object:
@@ -65,7 +65,7 @@ def upstream_form(raw: object) -> UpstreamForm:
     """Return the form of an attribute on the target; "callable" has no Python code that could be wrapped."""
     if isinstance(raw, functools.cached_property):
         return "property"
-    form = form_of(raw)
+    form = attribute_form(raw)
     if form != "value":
         return form if functions_in(raw) else "callable"
     if isinstance(raw, type):
@@ -73,21 +73,21 @@ def upstream_form(raw: object) -> UpstreamForm:
     return "callable" if callable(raw) or hasattr(type(raw), "__get__") else "value"
 
 
-Refusal = tuple[str, str]
+RefusalText = tuple[str, str]
 """The fault of a hook, and the next step."""
 
 _INSPECT_VLLM: Final = "compare with the installed vLLM"
 
 
-def refused(declaration: Declaration, refusal: Refusal) -> TargetError:
+def refused(declaration: Declaration, refusal: RefusalText) -> TargetError:
     """Return the error for a patch that is refused."""
     return TargetError(refusal[0], where=declaration.where, fix=refusal[1])
 
 
 def check_owner(declaration: Declaration, owner: Owner) -> None:
-    """Raise TargetError where no attribute of the target can be patched."""
+    """Raise TargetError if no attribute of the target can be patched."""
     if type(owner).__module__ == "torch._ops":
-        what = "its attributes are compiled operations, which Python code cannot stand around"
+        what = "its attributes are compiled operations, which Python code cannot wrap"
         fix = "register an implementation with torch.library, or patch the Python function that calls the operation"
         raise refused(declaration, (what, fix))
     if isinstance(owner, type) and owner.__flags__ & _IMMUTABLE_TYPE:
@@ -96,10 +96,10 @@ def check_owner(declaration: Declaration, owner: Owner) -> None:
         raise refused(declaration, (what, fix))
 
 
-def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: object) -> Kind:
-    """Return what a hook does to ``present``, the attribute as it is, or raise TargetError where that cannot work."""
-    kind: Kind = ("add" if present is ABSENT else "replace") if hook.kind == "auto" else hook.kind
-    refusal: Refusal | None = None
+def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: object) -> HookKind:
+    """Return what a hook does to ``present``, the attribute as it is, or raise TargetError if that cannot work."""
+    kind: HookKind = ("add" if present is ABSENT else "replace") if hook.kind == "auto" else hook.kind
+    refusal: RefusalText | None = None
     if hook.kind != "auto" and (hook.kind == "add") != (present is ABSENT):
         name = hook.attribute
         if hook.kind == "add":
@@ -112,10 +112,10 @@ def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: obje
     refusal = refusal or _refuse_ineffective(hook, owner, present)
     users = [other.attribute for other in declaration.hooks if hook.attribute in other.originals]
     if kind == "add" and hook.attribute == "__new__":
-        what, fix = "it adds '__new__', which Python cannot take off a class again", "wrap '__init__' instead"
+        what, fix = "it adds '__new__', which Python cannot remove from a class again", "wrap '__init__' instead"
         refusal = refusal or (what, fix)
     elif kind == "add" and users:
-        what = f"{users[0]!r} mentions {ORIGINAL}{hook.attribute}, and the target has no {hook.attribute!r}"
+        what = f"{users[0]!r} mentions {ORIGINAL}{hook.attribute}, but the target has no {hook.attribute!r}"
         refusal = refusal or (what, f"{_INSPECT_VLLM}: it may have been renamed or moved")
     elif kind != "add":
         refusal = refusal or _refuse_present(hook, declaration.target.is_class, present)
@@ -124,23 +124,23 @@ def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: obje
     return kind
 
 
-def refuse_addition(name: str) -> Refusal:
+def refuse_addition(name: str) -> RefusalText:
     """Refuse a hook that adds a name which the target has."""
     fix = f"mark it @wrap or @replace if upstream's {name!r} is meant, or choose another name"
-    return f"it adds {name!r}, and the target has one already", fix
+    return f"it adds {name!r}, but the target already has one", fix
 
 
 ENUMS: Final = frozenset({"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"})
 """The bases by which a class statement shows that it makes an Enum."""
 
 
-def refuse_enum_value(name: str, title: str) -> Refusal:
+def refuse_enum_value(name: str, title: str) -> RefusalText:
     """Refuse a value set on a name of an Enum."""
-    what = f"it sets {name!r}, and {title} is an Enum: a value set on it is not a member"
+    what = f"it sets {name!r}, but {title} is an Enum: a value set on it is not a member"
     return what, "patch the code that reads the member; methods of an Enum can be patched"
 
 
-def refuse_absent(hook: Hook, names: Sequence[str]) -> Refusal:
+def refuse_absent(hook: Hook, names: Sequence[str]) -> RefusalText:
     """Refuse a hook on a name that is not there; ``names`` are those that are."""
     name = hook.attribute
     # Special names for a special one, and none of ours.
@@ -149,7 +149,7 @@ def refuse_absent(hook: Hook, names: Sequence[str]) -> Refusal:
     return f"there is no {name!r} to {hook.kind}{nearest(name, alike)}", fix
 
 
-def _refuse_present(hook: Hook, in_class: bool, present: object) -> Refusal | None:
+def _refuse_present(hook: Hook, in_class: bool, present: object) -> RefusalText | None:
     """Refuse a hook of another form or kind than the attribute, or one that cannot take its arguments."""
     form = upstream_form(present)
     if form == "callable" and hook.form != "value":
@@ -164,7 +164,7 @@ def _refuse_present(hook: Hook, in_class: bool, present: object) -> Refusal | No
         pairs = zip(_ACCESSORS, surgery.accessors(hook.value), surgery.accessors(present), strict=True)
         for part, mine, beneath in pairs if hook.kind == "wrap" else ():
             if mine is not None and beneath is None and parameter_at(mine, call_position(hook.form, True)) == "call":
-                what = f"the {part} of {hook.attribute!r} takes 'call', and the target's property has no {part}"
+                what = f"the {part} of {hook.attribute!r} takes 'call', but the target's property has no {part}"
                 return what, f"write the {part} without 'call'"
     if form in ("property", "value"):
         return None
@@ -178,20 +178,20 @@ def _refuse_present(hook: Hook, in_class: bool, present: object) -> Refusal | No
     return refuse_function_kind(hook, kinds) or refuse_signature(hook, in_class, parameters_of(theirs), made=made)
 
 
-def refuse_form(hook: Hook, form: UpstreamForm) -> Refusal:
+def refuse_form(hook: Hook, form: UpstreamForm) -> RefusalText:
     """Refuse a hook whose form differs from that of the attribute."""
     fix = "patch the class itself" if form == "class" else f"write the hook as a {form}"
     if form == "value":
         fix = "give a plain value, or patch the code that reads it"
-    return f"{hook.attribute!r} is a {form} on the target and a {hook.form} in the patch", fix
+    return f"{hook.attribute!r} is a {form} on the target but a {hook.form} in the patch", fix
 
 
-def refuse_function_kind(hook: Hook, kinds: Sequence[str]) -> Refusal | None:
-    """Refuse a hook that is none of the kinds of function that callers can use, such as a plain one for a coroutine."""
+def refuse_function_kind(hook: Hook, kinds: Sequence[str]) -> RefusalText | None:
+    """Refuse a hook of a kind of function that callers cannot use, such as a plain one for a coroutine."""
     (ours,) = functions_in(hook.value)
     if (mine := kind_of(ours)) in kinds:
         return None
-    what = f"{hook.attribute!r} is a {kinds[0]} function on the target and a {mine} function in the patch"
+    what = f"{hook.attribute!r} is a {kinds[0]} function on the target but a {mine} function in the patch"
     return what, f"write the hook as a {kinds[0]} function"
 
 
@@ -201,7 +201,7 @@ _TAKE_ARGUMENTS: Final = "give the hook upstream's parameters, or *args and **kw
 
 def refuse_signature(
     hook: Hook, in_class: bool, theirs: Sequence[Parameter] | None, *, made: bool = False
-) -> Refusal | None:
+) -> RefusalText | None:
     """Refuse a hook that cannot take upstream's arguments: its first call would end the engine."""
     (function,) = functions_in(hook.value)
     ours = parameters_of(function)
@@ -214,18 +214,18 @@ def refuse_signature(
     return (problem, _TAKE_ARGUMENTS) if problem else None
 
 
-def _refuse_ineffective(hook: Hook, owner: Owner, present: object) -> Refusal | None:
-    """Refuse an attribute that a class captured when it was made, and one without Python code to stand around."""
+def _refuse_ineffective(hook: Hook, owner: Owner, present: object) -> RefusalText | None:
+    """Refuse an attribute that a class captured when it was made, and one without Python code to wrap."""
     name, title = hook.attribute, getattr(owner, "__qualname__", "")
     if present is ABSENT and isinstance(owner, type):
         if name == "__post_init__" and "__dataclass_fields__" in vars(owner):
             what = (
-                f"it adds '__post_init__', and the dataclass {title} was made without one: its __init__ never calls it"
+                f"it adds '__post_init__', but the dataclass {title} was made without one: its __init__ never calls it"
             )
             return what, "wrap '__init__' instead"
         is_pydantic = not {"__pydantic_validator__", "__pydantic_fields__"}.isdisjoint(vars(owner))
         if hook.form == "value" and is_pydantic:
-            what = f"it adds {name!r}, and {title} is a pydantic class: what is set on it later is not a field"
+            what = f"it adds {name!r}, but {title} is a pydantic class: what is set on it later is not a field"
             return what, "carry it in vLLM's --additional-config under a key of your own, which every process gets"
         return None
     if hook.form == "value" and isinstance(owner, enum.EnumMeta):
@@ -251,9 +251,9 @@ def _refuse_ineffective(hook: Hook, owner: Owner, present: object) -> Refusal | 
     if home.partition(".")[0] == "triton":
         return f"{name!r} is a Triton kernel", "patch the Python function that launches it"
     if surgery.strip_cache(present) is not present:
-        what = f"{name!r} is behind functools.cache, and {title} inherits it: the cache is the base's"
+        what = f"{name!r} is behind functools.cache, but {title} inherits it: the cache is the base's"
         return what, "patch the class that defines it"
     if isinstance(present, surgery.Cache):
-        what = f"{name!r} is behind functools.cache, and what it stands around is no Python function"
+        what = f"{name!r} is behind functools.cache, but what it wraps is not a Python function"
         return what, "patch the function that calls it"
     return None

@@ -14,15 +14,15 @@ from typing import Final, TypeVar
 
 from vllm_graft.errors import ConflictError
 from vllm_graft.patching.declaration import Declaration
-from vllm_graft.patching.hooks import Kind
+from vllm_graft.patching.hooks import HookKind
 
 T = TypeVar("T")
 
-_VERB: Final[Mapping[Kind, str]] = {"wrap": "wraps", "replace": "replaces", "add": "adds"}
+_VERB: Final[Mapping[HookKind, str]] = {"wrap": "wraps", "replace": "replaces", "add": "adds"}
 
 
 def check_conflicts(mine: Declaration, others: Iterable[Declaration]) -> None:
-    """Raise ConflictError where a patch cannot run beside one of the others."""
+    """Raise ConflictError if a patch cannot run beside one of the others."""
     for theirs in others:
         if theirs.name == mine.name:
             what = f"another patch has the same name: {theirs.defined_in}"
@@ -41,7 +41,7 @@ def check_conflicts(mine: Declaration, others: Iterable[Declaration]) -> None:
 
 
 def refuse_second_definition(
-    attribute: str, mine: Declaration, kind: Kind, theirs: Declaration, other: Kind
+    attribute: str, mine: Declaration, kind: HookKind, theirs: Declaration, other: HookKind
 ) -> ConflictError:
     """Build the error for a patch that replaces or adds a name which another patch replaces or adds."""
     what = (
@@ -53,7 +53,7 @@ def refuse_second_definition(
 
 
 def sort_by_after(items: Sequence[T], declaration_of: Callable[[T], Declaration]) -> list[T]:
-    """Sort items so that each comes behind those its patch's ``after=`` names, and keep their order otherwise."""
+    """Sort items so that each comes behind those its patch's ``after=`` names, and otherwise keep their order."""
 
     def waits(one: T) -> bool:
         patterns = declaration_of(one).after
@@ -64,8 +64,8 @@ def sort_by_after(items: Sequence[T], declaration_of: Callable[[T], Declaration]
         free = next((one for one in left if not waits(one)), None)
         if free is None:
             circle = " and ".join(repr(declaration_of(one).name) for one in left)
-            what = f"patches {circle} each want to lie over the other"
-            raise ConflictError(what, where=declaration_of(left[0]).where, fix="take after= out of one of them")
+            what = f"patches {circle} each want to be applied over the other"
+            raise ConflictError(what, where=declaration_of(left[0]).where, fix="remove after= from one of them")
         left.remove(free)
         done.append(free)
     return done

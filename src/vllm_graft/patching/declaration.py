@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVa
 
 from vllm_graft.errors import DeclarationError, nearest
 from vllm_graft.patching.functions import closure_values, functions_in
-from vllm_graft.patching.hooks import Hook, Kind, MarkedValue, PatchNamespace, read_body
+from vllm_graft.patching.hooks import Hook, HookKind, MarkedValue, PatchNamespace, read_body
 from vllm_graft.patching.target import Target, target_of
 from vllm_graft.points import ROLES, Role
 from vllm_graft.versions import check_range
@@ -43,7 +43,7 @@ class Declaration:
     after:        patches over which its layers lie, wherever both change one attribute
     conflicts:    patches it cannot run beside: names, globs, or "package:name"
     on_drift:     see ``OnDrift``; None refuses a replacement and warns of a wrap whose signature is still the same
-    locked:       whether it has a lock file, and is refused where the file is missing
+    locked:       whether it has a lock file, and is refused if the file is missing
     defined_in:   module and qualified name of the class
     """
 
@@ -129,7 +129,7 @@ class VLLMPatch(Generic[T], metaclass=_PatchType):
             fix = f"write class {cls.__name__}(VLLMPatch[Target])"
             raise DeclarationError("it has no target", where=where, fix=fix)
         if len(cls.__bases__) != 1 or "_patch_target" not in vars(cls.__bases__[0]):
-            what = "it inherits from something else than VLLMPatch[Target], and only its own body would be applied"
+            what = "it inherits from something other than VLLMPatch[Target], but only its own body would be applied"
             fix = "derive from VLLMPatch[Target] alone, and put shared code into functions that the hooks call"
             raise DeclarationError(what, where=where, fix=fix)
         for keyword in unknown:
@@ -140,7 +140,7 @@ class VLLMPatch(Generic[T], metaclass=_PatchType):
             raise DeclarationError(f"on_drift= is {on_drift!r}", where=where, fix=f"use one of {', '.join(levels)}")
         name = name or cls.__name__
         if not (name.isascii() and all(part.isalnum() or part in "-_.:" for part in name)):
-            fix = "use letters, digits and any of '-_.:', because names stand in lists that commas separate"
+            fix = "use letters, digits and any of '-_.:', because names appear in comma-separated lists"
             raise DeclarationError(f"{name!r} cannot be its name", where=where, fix=fix)
         named = {processes} if isinstance(processes, str) else set(processes)
         for process in sorted(named.difference(ROLES)):
@@ -148,7 +148,7 @@ class VLLMPatch(Generic[T], metaclass=_PatchType):
             raise DeclarationError(what, where=where, fix=f"use some of {', '.join(sorted(ROLES))}")
         if not named:
             fix = "leave processes= out to mean every one"
-            raise DeclarationError("it wants no process at all", where=where, fix=fix)
+            raise DeclarationError("it names no process at all", where=where, fix=fix)
         cls.declaration = Declaration(
             name=name,
             target=cls._patch_target,
@@ -187,7 +187,7 @@ class VLLMPatch(Generic[T], metaclass=_PatchType):
 
     @classmethod
     def revert(cls) -> None:
-        """Take this patch back through the process's default engine."""
+        """Revert this patch through the process's default engine."""
         from vllm_graft.patching.engine import default_engine
 
         default_engine().revert(as_patch(cls))
@@ -244,7 +244,7 @@ def replace(value: F) -> F: ...
 @overload
 def replace(*, vllm: str) -> Callable[[F], F]: ...
 def replace(value: F | None = None, *, vllm: str = "") -> F | Callable[[F], F]:
-    """Mark a hook that takes the place of what is there; refused where there is nothing."""
+    """Mark a hook that takes the place of what is there; refused if there is nothing."""
     return _mark("replace", value, vllm)
 
 
@@ -253,18 +253,18 @@ def add(value: F) -> F: ...
 @overload
 def add(*, vllm: str) -> Callable[[F], F]: ...
 def add(value: F | None = None, *, vllm: str = "") -> F | Callable[[F], F]:
-    """Mark a hook that is new; refused where the target has the name already."""
+    """Mark a hook that is new; refused if the target has the name already."""
     return _mark("add", value, vllm)
 
 
-def _mark(kind: Kind, value: F | None, vllm: str) -> F | Callable[[F], F]:
+def _mark(kind: HookKind, value: F | None, vllm: str) -> F | Callable[[F], F]:
     """Mark a value, or return the decorator that marks one of several bodies with its ``vllm=`` range."""
     if vllm and value is None:
         return lambda body: _mark_value(kind, body, vllm)
     return _mark_value(kind, cast(F, value), "")
 
 
-def _mark_value(kind: Kind, value: F, vllm: str) -> F:
+def _mark_value(kind: HookKind, value: F, vllm: str) -> F:
     if isinstance(value, property):
         # The mark goes on the getter, because @x.setter must still find a property.
         return cast(F, property(cast(Any, MarkedValue(kind, value.fget, vllm)), value.fset, value.fdel, value.__doc__))

@@ -2,7 +2,7 @@
 
 Reading raises the refusals of ``checks.py`` before vLLM is imported, for ``vllm-graft plan`` and ``vllm-graft lock``.
 It refuses only what it is certain of: a name that a decorator, a module's ``__getattr__`` or a base class without a
-source may provide is left open. Where reading leaves something open, a trial decides: a child process imports the
+source may provide is left open. If reading leaves something open, a trial decides: a child process imports the
 target's module, applies the patch to it through the engine that a start uses, and ends.
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from typing import Final, Literal
 
 from vllm_graft.errors import PatchError
 from vllm_graft.patching import checks
-from vllm_graft.patching.declaration import Declaration
+from vllm_graft.patching.declaration import Declaration, Patch, as_patch
 from vllm_graft.patching.functions import KEEPING, kind_in_source, parameters_in_source
 from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.target import refuse_missing_name, refuse_non_class
@@ -43,7 +45,7 @@ _EMPTY_BASES: Final = frozenset({"ABC", "Generic", "Protocol"})
 def check_by_reading(declaration: Declaration, bodies: Sequence[Hook], finder: Finder) -> bool:
     """Raise the TargetError that a start would raise on these sources, as far as reading is certain of it.
 
-    Returns False where a start may still refuse the patch, because reading cannot decide what is there.
+    Returns False if a start may still refuse the patch, because reading cannot decide what is there.
     """
     module = finder.module(declaration.target.module)
     if module is None or declaration.target.given is not None:
@@ -56,7 +58,7 @@ def check_by_reading(declaration: Declaration, bodies: Sequence[Hook], finder: F
 
 
 def _owner(declaration: Declaration, finder: Finder, module: SourceModule) -> ScopeEntry | Literal["unknown"] | None:
-    """Return the class that is patched, None for a module; raise TargetError where it is missing or no class."""
+    """Return the class that is patched, None for a module; raise TargetError if it is missing or not a class."""
     target = declaration.target
     done: list[str] = []
     for part in target.qualname.split(".") if target.is_class else ():
@@ -95,7 +97,7 @@ def _check_hook(
     elif place is None:
         there = _judge_presence(finder, module, owner, hook.attribute)
     if place is not None and all(isinstance(node, ast.AnnAssign) and node.value is None for node in place.nodes):
-        # An annotation alone makes no attribute, except where a base turns it into one.
+        # An annotation alone makes no attribute, unless a base turns it into one.
         return False
     if there == "unknown":
         return False
@@ -108,6 +110,9 @@ def _check_hook(
         bases = {base.rpartition(".")[2] for one in finder.walk.line(owner) for base in one.bases}
         if bases & checks.ENUMS:
             raise checks.refused(declaration, checks.refuse_enum_value(hook.attribute, owner.qualname))
+    if place is None and there == "present":
+        # A submodule, which is neither a function nor a plain value.
+        return False
     if place is None or hook.kind == "add":
         # A value may be a field that the class captured when it was made, which shows only on the loaded class.
         return hook.form != "value" or owner is None
@@ -138,7 +143,7 @@ def _check_kind(declaration: Declaration, hook: Hook, place: ScopeEntry, *, in_c
 
 
 def _form(place: ScopeEntry) -> checks.UpstreamForm | None:
-    """Return the form of a definition, or None where reading is not certain of it."""
+    """Return the form of a definition, or None if reading is not certain of it."""
     node = place.nodes[-1]
     if isinstance(node, ast.ClassDef):
         return "class"
@@ -153,7 +158,7 @@ def _is_plain(place: ScopeEntry) -> bool:
 
 
 def _judge_presence(finder: Finder, module: SourceModule, owner: ScopeEntry | None, attribute: str) -> Presence:
-    """Judge whether a name that no statement defines exists all the same."""
+    """Judge whether a name that no statement defines exists anyway."""
     if attribute.startswith("__") and attribute.endswith("__"):
         return "unknown"
     if owner is not None:
@@ -191,6 +196,7 @@ def _names(finder: Finder, owner: ScopeEntry) -> list[str]:
 
 
 _LIMIT: Final = 300  # the time limit of a trial in seconds; importing vLLM takes a dozen on an idle machine
+_NO_LOCKS: Final = "--no-locks"
 _RESULT: Final = "vllm-graft trial: "  # the prefix of the line with the result: vLLM prints lines of its own
 
 
@@ -203,9 +209,13 @@ class TrialResult:
     failed: str = ""
 
 
-def try_in_child(target: str) -> TrialResult:
-    """Apply a patch in a child process; it is named "module:Class", as its entry point names it."""
-    command = [sys.executable, "-m", "vllm_graft.patching.dry_run", target]
+def try_in_child(target: str, beneath: Sequence[str] = (), *, locks: bool = True) -> TrialResult:
+    """Apply a patch in a child process, over those ``beneath``; each is named "module:Class", as by its entry point.
+
+    Without ``locks`` they may stand on any upstream code.
+    """
+    words = [target, *beneath, *([] if locks else [_NO_LOCKS])]
+    command = [sys.executable, "-m", "vllm_graft.patching.dry_run", *words]
     # The patch was found on the import path of this process, which a new process may not have.
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
@@ -218,24 +228,32 @@ def try_in_child(target: str) -> TrialResult:
     return TrialResult(**json.loads(lines[-1].removeprefix(_RESULT)))
 
 
-def try_here(target: str) -> TrialResult:
-    """Apply a patch in this process."""
-    from vllm_graft.patching.declaration import as_patch
+def try_here(target: str, *beneath: str, locks: bool = True) -> TrialResult:
+    """Apply a patch in this process; one beneath that is refused is left out."""
     from vllm_graft.patching.engine import Engine
 
-    module, _, name = target.partition(":")
-    patch = as_patch(getattr(importlib.import_module(module), name))
+    patch = _load(target)
     try:
         if patch.declaration.target.given is None:
             importlib.import_module(patch.declaration.target.module)
     except Exception as error:  # the module's own code may raise anything
         return TrialResult(failed=f"{patch.declaration.target.module} cannot be imported: {error!r}")
+    engine = Engine(locks=locks)
+    for other in map(_load, beneath):
+        with contextlib.suppress(PatchError):
+            engine.apply([other])
     try:
-        Engine().apply([patch])
+        engine.apply([patch])
     except PatchError as error:
         return TrialResult(what=error.what, fix=error.fix)
     return TrialResult()
 
 
+def _load(target: str) -> Patch:
+    module, _, name = target.partition(":")
+    return as_patch(operator.attrgetter(name)(importlib.import_module(module)))
+
+
 if __name__ == "__main__":
-    print(_RESULT + json.dumps(asdict(try_here(sys.argv[1]))), flush=True)
+    named = [word for word in sys.argv[1:] if word != _NO_LOCKS]
+    print(_RESULT + json.dumps(asdict(try_here(*named, locks=_NO_LOCKS not in sys.argv))), flush=True)

@@ -1,4 +1,4 @@
-"""Apply patches and take them back: everything is resolved first, then all of it is changed or nothing.
+"""Apply and revert patches: everything is resolved first, then all of it is changed or nothing.
 
 Copies that other modules made by ``from module import function`` follow (``patch_table.py``). Limits: a bound method or
 a ``cached_property`` value taken before stays what it was, and so does a copy kept in a class, a closure or a default.
@@ -21,7 +21,7 @@ from vllm_graft.patching.patch_table import Changes, PatchTable
 from vllm_graft.patching.patched_attribute import PatchedAttribute, change_lock, describe_running_call
 from vllm_graft.patching.report import HitCounter, HookState, LocalHitCounter, PatchEntry
 from vllm_graft.patching.review import Reviewer
-from vllm_graft.patching.target import ImportWatch, Owner, SearchPaths, find_owner, readiness, resolve
+from vllm_graft.patching.target import ImportWatch, Owner, SearchPaths, find_target, readiness, resolve_target
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
@@ -34,13 +34,20 @@ class Engine:
     strict:      whether a patch that is refused when its module is imported fails that import
     on_refused:  called with the patch and the error when that happens, strict or not
     on_change:   called with a patch whose state has changed at an import
+    locks:       whether upstream's code has to be what ``patches.lock`` says was reviewed
     """
 
     def __init__(
-        self, counter: HitCounter | None = None, *, strict: bool = True, on_refused: OnRefused | None = None
+        self,
+        counter: HitCounter | None = None,
+        *,
+        strict: bool = True,
+        on_refused: OnRefused | None = None,
+        locks: bool = True,
     ) -> None:
         self.counter: HitCounter = LocalHitCounter() if counter is None else counter
         self.strict = strict
+        self.locks = locks
         self.on_refused = on_refused
         self.on_change: Callable[[Patch], None] | None = None
         self._entries: dict[str, PatchEntry] = {}
@@ -57,9 +64,9 @@ class Engine:
         wanted = [as_patch(patch) for patch in dict.fromkeys(patches)]
         batch = [PatchEntry(patch, next(self._orders)) for patch in wanted if not self.is_active(patch)]
         owners: dict[PatchEntry, Owner | None] = {}
-        reviewer, paths = Reviewer(), SearchPaths()
+        reviewer, paths = Reviewer(locks=self.locks), SearchPaths()
         for entry in batch:
-            with self._blaming(entry, batch):
+            with self._record_refusal(entry, batch):
                 held = [other for other in self._entries.values() if other.is_active]
                 others = [one.patch for one in (*held, *batch[: batch.index(entry)]) if one.patch is not entry.patch]
                 declaration = entry.patch.declaration
@@ -70,15 +77,15 @@ class Engine:
                     entry.update(each.hook.attribute, review=each.standing, note=each.note)
                     if each.note:
                         _LOG.warning("vllm-graft: %s: %s", declaration.where, each.note)
-                owners[entry] = find_owner(declaration.target, declaration.where, paths)
+                owners[entry] = find_target(declaration.target, declaration.where, paths)
         with change_lock(), self._all_or_nothing(batch):
-            self._land([(entry, owner) for entry, owner in owners.items() if owner is not None], batch)
+            self._put_on_targets([(entry, owner) for entry, owner in owners.items() if owner is not None], batch)
             self._entries.update((entry.patch.declaration.name, entry) for entry in batch)
             self._arm([entry for entry, owner in owners.items() if owner is None])
         return [state for patch in wanted for state in self._states(self._entries[patch.declaration.name])]
 
     def revert(self, patch: Patch) -> None:
-        """Take one patch back, whichever layers lie over it; one that is not active is left alone."""
+        """Revert one patch, whichever layers lie over it; one that is not active is left alone."""
         entry = self._entries.get(as_patch(patch).declaration.name)
         if entry is None or entry.patch is not patch or not (entry.is_active or entry.awaited):
             return
@@ -87,11 +94,11 @@ class Engine:
             if failure is not None:
                 raise failure[1]
             entry.owner, entry.awaited = None, False
-            entry.become("reverted")
+            entry.set_state("reverted")
             self._watch()
 
     def revert_all(self) -> None:
-        """Take every patch back, the last one first; one that cannot be taken back does not stop the others."""
+        """Revert every patch, the last one first; one that cannot be reverted does not stop the others."""
         failures: list[PatchError] = []
         for entry in reversed(self._in_order()):
             try:
@@ -119,20 +126,22 @@ class Engine:
         return list(self.find_overwritten().values())
 
     def find_overwritten(self) -> dict[Patch, ConflictError]:
-        """Find the patches whose attributes other code has set, or whose class it has exchanged, with the error."""
+        """Find the patches whose attributes other code has set, or whose class it has replaced, with the error."""
         found: dict[Patch, ConflictError] = {}
         for entry in list(self._entries.values()):
             if entry.owner is None:
                 continue
             target, where = entry.patch.declaration.target, entry.patch.declaration.where
             try:
-                now = resolve(target, where) if target.given is not None or target.module in sys.modules else None
+                now = (
+                    resolve_target(target, where) if target.given is not None or target.module in sys.modules else None
+                )
             except PatchError:
                 now = None
             try:
                 if now is not entry.owner and target.given is None:
-                    what = "the target has been exchanged for another object since it was patched"
-                    raise ConflictError(what, where=where, fix="apply the patch after whatever exchanges it")
+                    what = "the target has been replaced by another object since it was patched"
+                    raise ConflictError(what, where=where, fix="apply the patch after whatever replaces it")
                 for place in self._table.of(entry.patch):
                     place.check_ownership(where)
             except ConflictError as error:
@@ -144,22 +153,22 @@ class Engine:
         with change_lock():
             self._table.recount()
 
-    def _land(self, landing: Sequence[tuple[PatchEntry, Owner]], batch: Sequence[PatchEntry]) -> None:
+    def _put_on_targets(self, ready: Sequence[tuple[PatchEntry, Owner]], batch: Sequence[PatchEntry]) -> None:
         changes: Changes = {}
         entry_of: dict[PatchedAttribute, PatchEntry] = {}
-        for entry, owner in landing:
-            with self._blaming(entry, batch):
+        for entry, owner in ready:
+            with self._record_refusal(entry, batch):
                 self._table.plan(entry, owner, self.counter, changes)
             places = [place for place in changes if place.owner is owner and place.attribute in entry.hooks]
             entry_of.update(dict.fromkeys(places, entry))
         frames = {place: describe_running_call(place.codes(), place.owner) for place in changes}
         failure = self._table.commit(changes)
         if failure is not None:
-            with self._blaming(entry_of[failure[0]], batch):
+            with self._record_refusal(entry_of[failure[0]], batch):
                 raise failure[1]
-        for entry, owner in landing:
+        for entry, owner in ready:
             entry.owner, entry.awaited = owner, False
-            entry.become("applied")
+            entry.set_state("applied")
             for place in self._table.of(entry.patch):
                 if frames.get(place):
                     entry.update(place.attribute, state="late", reason=frames[place])
@@ -174,7 +183,7 @@ class Engine:
             if now == "importing" and module is not None:
                 self._imports.await_end(module)
             elif now == "ready":
-                # Another thread has imported it since ``find_owner`` looked.
+                # Another thread has imported it since ``find_target`` looked.
                 self._after_import(entry.patch.declaration.target.module)
 
     def _watch(self) -> None:
@@ -203,10 +212,10 @@ class Engine:
                 continue
             declaration = entry.patch.declaration
             try:
-                with self._blaming(entry, [entry]):
-                    owner = resolve(declaration.target, declaration.where)
+                with self._record_refusal(entry, [entry]):
+                    owner = resolve_target(declaration.target, declaration.where)
                 with change_lock(), self._all_or_nothing([entry]):
-                    self._land([(entry, owner)], [entry])
+                    self._put_on_targets([(entry, owner)], [entry])
             except PatchError as error:
                 try:
                     if self.on_refused is not None:
@@ -239,14 +248,14 @@ class Engine:
             raise
 
     @contextmanager
-    def _blaming(self, entry: PatchEntry, batch: Sequence[PatchEntry]) -> Iterator[None]:
+    def _record_refusal(self, entry: PatchEntry, batch: Sequence[PatchEntry]) -> Iterator[None]:
         """Record the reason in the report if this patch, and with it the batch, is refused."""
         try:
             yield
         except PatchError as error:
             beside = f"it was to be applied together with {entry.patch.declaration.name!r}"
             for other in batch:
-                other.become("refused", str(error) if other is entry else beside)
+                other.set_state("refused", str(error) if other is entry else beside)
                 held = self._entries.get(other.patch.declaration.name)
                 if held is None or not held.is_active:
                     self._entries[other.patch.declaration.name] = other

@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 from vllm_graft.sources.scopes import decorators, own_nodes
 
 FunctionKind = Literal["plain", "coroutine", "generator", "async generator"]
-Form = Literal["function", "classmethod", "staticmethod", "property", "value"]
+AttributeForm = Literal["function", "classmethod", "staticmethod", "property", "value"]
 
-Function = Callable[..., Any]
+AnyCallable = Callable[..., Any]
 """A plain function, as the type checker sees it."""
 
 ORIGINAL = "_original_"
@@ -46,7 +46,7 @@ MANAGERS: Final = frozenset({"contextmanager", "asynccontextmanager"})
 def kind_in_source(
     node: ast.FunctionDef | ast.AsyncFunctionDef, besides: frozenset[str] = frozenset()
 ) -> FunctionKind | None:
-    """Return the kind of the function that a definition makes; None where a decorator may make another of it.
+    """Return the kind of the function that a definition makes; None if a decorator may make another of it.
 
     ``besides`` are more decorators that leave the kind as it is.
     """
@@ -168,7 +168,7 @@ def uses_class_cell(function: FunctionType) -> bool:
     return any("__class__" in one.__code__.co_freevars for one in reachable(function))
 
 
-def form_of(value: object) -> Form:
+def attribute_form(value: object) -> AttributeForm:
     """Return which of the five forms a class attribute has, judged by its type."""
     if isinstance(value, FunctionType):
         return "function"
@@ -190,7 +190,7 @@ def functions_in(value: object) -> tuple[FunctionType, ...]:
     return tuple(part for part in parts if isinstance(part, FunctionType))
 
 
-def describe(value: object) -> str:
+def describe_origin(value: object) -> str:
     """Describe where a value comes from: module, qualified name and line, or its type.
 
     The line gives away a wrapper that carries the name of what it wraps.
@@ -225,7 +225,7 @@ def parameter_mismatch(
     *,
     made: bool = False,
 ) -> str:
-    """Say why the parameters ``ours`` cannot take what ``upstreams`` can, with both signatures; empty where they can.
+    """Say why the parameters ``ours`` cannot take what ``upstreams`` can, with both signatures; empty if they can.
 
     call:   the position of the parameter ``call`` in ``ours``, which has no counterpart upstream; None without one
     bound:  whether the first parameter is self or cls
@@ -243,7 +243,7 @@ def parameter_mismatch(
 
 
 def accessor_mismatch(attribute: str, accessors: property, *, wraps: bool) -> str:
-    """Say why an accessor of a property cannot take the object and, to set it, a value; empty where all can."""
+    """Say why an accessor of a property cannot take the object and, to set it, a value; empty if all can."""
     owner, value = (Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("self", "value"))
     parts = ((accessors.fget, [owner]), (accessors.fset, [owner, value]), (accessors.fdel, [owner]))
     for function, upstreams in parts:
@@ -269,13 +269,13 @@ def parameters_in_source(taken: ast.arguments) -> list[Parameter]:
 
 def parameters_from_tokens(tokens: Sequence[str]) -> list[Parameter]:
     """Return the parameters that the tokens of ``sources.fingerprint.signature`` stand for."""
+    from vllm_graft.sources.fingerprint import parse_parameter
+
     found = []
-    for token in tokens:
-        name = token.removeprefix("kw ").lstrip("/*").removesuffix("=")
-        default = _SourceText("...") if token.endswith("=") else Parameter.empty
-        kinds = (kind for prefix, kind in _PREFIXES.items() if token.startswith(prefix))
-        kind = next(kinds, Parameter.POSITIONAL_OR_KEYWORD)
-        found.append(Parameter(name, kind, default=default))
+    for token in map(parse_parameter, tokens):
+        default = _SourceText("...") if token.has_default else Parameter.empty
+        kind = _PREFIXES.get(token.prefix, Parameter.POSITIONAL_OR_KEYWORD)
+        found.append(Parameter(token.name, kind, default=default))
     return found
 
 
@@ -286,7 +286,7 @@ class _SourceText(str):
 
 
 def parameters_of(function: FunctionType) -> list[Parameter] | None:
-    """Return the parameters of a function; None where it has no signature."""
+    """Return the parameters of a function; None if it has no signature."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -340,7 +340,7 @@ class _Arguments:
 
 
 def _name_of(kind: inspect._ParameterKind, parameters: Sequence[Parameter]) -> str:
-    """Return the name of the parameter that takes all further arguments; empty where there is none."""
+    """Return the name of the parameter that takes all further arguments; empty if there is none."""
     return next((each.name for each in parameters if each.kind is kind), "")
 
 

@@ -15,9 +15,9 @@ from typing import Final, Literal, cast
 from vllm_graft.errors import DeclarationError, nearest
 from vllm_graft.patching.functions import (
     ORIGINAL,
-    Form,
-    Function,
-    form_of,
+    AnyCallable,
+    AttributeForm,
+    attribute_form,
     functions_in,
     names_mentioned,
     never_reads,
@@ -29,7 +29,7 @@ from vllm_graft.patching.functions import (
 from vllm_graft.patching.target import Target
 from vllm_graft.versions import check_range
 
-Kind = Literal["wrap", "replace", "add"]
+HookKind = Literal["wrap", "replace", "add"]
 DeclaredKind = Literal["wrap", "replace", "add", "auto"]
 
 BOOKKEEPING = frozenset(
@@ -42,12 +42,12 @@ BOOKKEEPING = frozenset(
 """Names that Python itself puts into a class body, in the releases 3.11 to 3.14."""
 
 CLASS_METHODS: Final = frozenset({"__init_subclass__", "__class_getitem__"})
-"""Functions that Python makes class methods of in a class body, and nowhere else."""
+"""Functions that Python turns into class methods in a class body, and nowhere else."""
 
 _OF_THE_TYPE: Final = frozenset(
     {"__class__", *(name for name, value in vars(type).items() if inspect.isdatadescriptor(value))}
 ) - {"__abstractmethods__"}
-"""Attributes that a class has from its type: what is set there does not stand in the class, and cannot be taken off.
+"""Attributes that a class has from its type: what is set there does not stand in the class, and cannot be removed.
 ``__abstractmethods__`` does stand in the class."""
 
 
@@ -71,21 +71,21 @@ class Alternatives:
 class Hook:
     """One attribute that a patch changes.
 
-    kind:       "auto" where the loaded target decides between replace and add
+    kind:       "auto" if the loaded target decides between replace and add
     originals:  the names ``x`` of every ``_original_x`` in its functions
     vllm:       the releases that this body is for; empty for all of the patch's
     """
 
     attribute: str
     kind: DeclaredKind
-    form: Form
+    form: AttributeForm
     value: object
     originals: frozenset[str]
     vllm: str = ""
 
 
-def call_position(form: Form, of_class: bool) -> int:
-    """Return the position of the parameter ``call``: after self or cls where there is one, else first."""
+def call_position(form: AttributeForm, of_class: bool) -> int:
+    """Return the position of the parameter ``call``: after self or cls if there is one, else first."""
     return 1 if of_class and form != "staticmethod" else 0
 
 
@@ -114,7 +114,7 @@ class PatchNamespace(dict[str, object]):
         ranges = [_unmark(one).vllm for one in (*earlier, value)]
         if name in self and any(ranges):
             if not all(ranges):
-                what = f"there are several bodies of {name!r}, and one of them has no range"
+                what = f"there are several bodies of {name!r}, but one of them has no range"
                 fix = f'give each its releases, as in @replace(vllm=">=0.31"), or leave one body of {name!r}'
                 raise DeclarationError(what, where=f"patch {self.get('__qualname__', '')}", fix=fix)
             value = Alternatives((*earlier, value))
@@ -128,12 +128,14 @@ def _unmark(raw: object) -> MarkedValue:
     if isinstance(raw, classmethod | staticmethod):
         inner: object = raw.__func__
         if isinstance(inner, MarkedValue):
-            return MarkedValue(inner.kind, type(raw)(cast(Function, inner.value)), inner.vllm)
+            return MarkedValue(inner.kind, type(raw)(cast(AnyCallable, inner.value)), inner.vllm)
     if isinstance(raw, property):
         parts: tuple[object, ...] = (raw.fget, raw.fset, raw.fdel)
         marks = [part for part in parts if isinstance(part, MarkedValue)]
         if marks:
-            get, put, delete = (cast(Function, part.value if isinstance(part, MarkedValue) else part) for part in parts)
+            get, put, delete = (
+                cast(AnyCallable, part.value if isinstance(part, MarkedValue) else part) for part in parts
+            )
             return MarkedValue(marks[0].kind, property(get, put, delete, raw.__doc__), marks[0].vllm)
     return MarkedValue("auto", raw)
 
@@ -152,7 +154,7 @@ class _BodyReader:
             value = value.__func__
         if self.target.is_class and name in CLASS_METHODS and isinstance(value, FunctionType):
             value = classmethod(value)
-        form, functions = form_of(value), functions_in(value)
+        form, functions = attribute_form(value), functions_in(value)
         fits = bool(functions) and (form == "function" or self.target.is_class)
         if form == "value":
             fits = not callable(value) and not hasattr(type(value), "__get__")
@@ -161,7 +163,7 @@ class _BodyReader:
             what, fix = "a patch cannot change __slots__", "keep extra state in a table of your own"
         elif self.target.is_class and name in _OF_THE_TYPE:
             what = f"a patch cannot change {name}, which Python keeps outside of the class's attributes"
-            fix = "patch the methods that should behave otherwise"
+            fix = "patch the methods that should behave differently"
         elif name.startswith(self.mangled) and not name.endswith("__"):
             written = name.removeprefix(self.mangled[:-2])
             what = f"Python renames {written!r} after the patch's class, so it would never meet upstream's"
@@ -187,15 +189,20 @@ class _BodyReader:
             what = f"{name!r} uses {written!r}, which Python renames after the patch's class to {private[0]!r}"
             fix = f"write the full name: _{self.target.short}{written}"
         elif not self.target.is_class and uses_class_cell(function):
-            what, fix = f"{name!r} uses super(), and the target is a module", "target the class instead"
+            what, fix = f"{name!r} uses super(), but the target is a module", "target the class instead"
         elif misused := originals_misused(function):
-            what = f"{name!r} uses {misused!r} otherwise than as an attribute that is read"
+            what = f"{name!r} uses {misused!r} in another way than reading it as an attribute"
             fix = f"write self.{misused}(...), or take the layer beneath as a parameter named 'call'"
         if what:
             raise DeclarationError(what, where=self.where, fix=fix)
 
     def _decide_kind(
-        self, name: str, kind: DeclaredKind, form: Form, functions: Collection[FunctionType], originals: Collection[str]
+        self,
+        name: str,
+        kind: DeclaredKind,
+        form: AttributeForm,
+        functions: Collection[FunctionType],
+        originals: Collection[str],
     ) -> DeclaredKind:
         """Return the kind of a hook; one without a mark that reaches the layer beneath is a wrap."""
         position = call_position(form, self.target.is_class)
@@ -204,14 +211,14 @@ class _BodyReader:
         what = fix = ""
         if originals and not self.target.is_class:
             lacks = "a function of a module has no self to find it on"
-            what = f"{name!r} mentions {ORIGINAL}{min(originals)}, and {lacks}"
+            what = f"{name!r} mentions {ORIGINAL}{min(originals)}, but {lacks}"
             fix = f"take the layer beneath as the first parameter: def {name}(call, ...)"
         elif kind == "wrap" and name not in originals and unused:
-            what = f"{name!r} is marked @wrap and never reaches the layer beneath"
+            what = f"{name!r} is marked @wrap but never reaches the layer beneath"
             way = "call its parameter" if takes_call else f"call self.{ORIGINAL}{name}(...), take a parameter named"
             fix = f"{way} 'call', or mark it @replace"
         elif kind in ("replace", "add") and name in originals:
-            what, fix = f"{name!r} is marked @{kind} and mentions {ORIGINAL}{name}", "mark it @wrap"
+            what, fix = f"{name!r} is marked @{kind} but mentions {ORIGINAL}{name}", "mark it @wrap"
         if what:
             raise DeclarationError(what, where=self.where, fix=fix)
         return "wrap" if kind == "auto" and (takes_call or name in originals) else kind
@@ -221,7 +228,7 @@ class _BodyReader:
         with_original = {hook.attribute for hook in hooks if hook.kind != "add"}
         for hook in hooks:
             for name in sorted(hook.originals - with_original):
-                what = f"{hook.attribute!r} mentions {ORIGINAL}{name}, and the patch does not wrap or replace {name!r}"
+                what = f"{hook.attribute!r} mentions {ORIGINAL}{name}, but the patch does not wrap or replace {name!r}"
                 fix = f"call self.{name}(...), or add a hook named {name!r}"
                 raise DeclarationError(what + nearest(name, with_original), where=self.where, fix=fix)
             for function in functions_in(hook.value):

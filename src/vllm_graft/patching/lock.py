@@ -40,7 +40,7 @@ class Lock:
 
     @classmethod
     def read(cls, path: Path) -> Lock:
-        """Read a lock file, empty where there is none, or raise ConfigError where it is damaged."""
+        """Read a lock file, empty if there is none, or raise ConfigError if it is damaged."""
         import tomllib
 
         from vllm_graft.sources import Fingerprint
@@ -54,7 +54,7 @@ class Lock:
                 path, {name: {hook: fingerprints(seen) for hook, seen in hooks.items()} for name, hooks in data.items()}
             )
         except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-            fix = "take it back from version control, or delete it and run `vllm-graft lock`"
+            fix = "restore it from version control, or delete it and run `vllm-graft lock`"
             raise ConfigError(f"it is not a list of fingerprints: {error}", where=str(path), fix=fix) from error
 
     def write(self) -> None:
@@ -79,7 +79,7 @@ def hook_name(declaration: Declaration, attribute: str) -> str:
 
 
 def fingerprints_of(patch: Patch) -> ReviewedHooks | None:
-    """Return the reviewed fingerprints of a patch, or None where no lock file lists it."""
+    """Return the reviewed fingerprints of a patch, or None if no lock file lists it."""
     path = file_of(patch)
     if path is None or not path.is_file():
         return None
@@ -94,7 +94,7 @@ _read: dict[Path, tuple[int, Mapping[str, ReviewedHooks]]] = {}
 
 
 def file_of(patch: Patch) -> Path | None:
-    """Return the lock file of a patch, or where it would be; None where the patch's module has no file."""
+    """Return the lock file of a patch, or the path where it would be; None if the patch's module has no file."""
     module = sys.modules.get(patch.__module__)
     file = getattr(module, "__file__", None)
     if not isinstance(file, str):

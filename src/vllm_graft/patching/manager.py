@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from vllm_graft.errors import ConfigError, ConflictError, GraftError, nearest
+from vllm_graft.errors import ConfigError, ConflictError, GraftError, join, nearest
 from vllm_graft.patching.declaration import Patch, as_patch
 from vllm_graft.patching.engine import Engine, default_engine
 from vllm_graft.points import PATCHES_VARIABLE, custom_patches
+from vllm_graft.switches import allowed_plugins, disabled
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def registered() -> list[tuple[str, Patch]]:
 
 
 class _on_class_too:
-    """A method that can be called on the class too, with None in the place of ``self``."""
+    """A method that can be called on the class too, with None in place of ``self``."""
 
     def __init__(self, method: Callable[[Any, str], bool]) -> None:
         self._method = method
@@ -97,7 +97,7 @@ class PatchManager:
         return True
 
     def apply_from_env(self) -> None:
-        """Apply the patches that ``VLLM_CUSTOM_PATCHES`` names.
+        """Apply the patches that ``VLLM_CUSTOM_PATCHES`` names; the error names each that was refused.
 
         While vLLM loads general plugins, a name that is not registered here is logged and left to other plugins, which
         may register it yet. A name that no plugin has registered stops the start when the engine's arguments are read.
@@ -106,14 +106,19 @@ class PatchManager:
         if "*" in names:
             names = list(self.available_patches)
         others = [name for name in names if name not in self.available_patches and _vllm_loads_plugins()]
+        failures: list[GraftError] = []
         for name in names:
-            if name not in others:
-                self.apply_patch(name)
+            try:
+                if name not in others:
+                    self.apply_patch(name)
+            except GraftError as error:
+                failures.append(error)
+        if failures:
+            raise join(failures)
         if others:
-            # A start refuses a name that no plugin registers, but only where vLLM loads vllm-graft.
-            listed = os.environ.get("VLLM_PLUGINS")
-            off = os.environ.get("GRAFT_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
-            checked = not off and (listed is None or "graft" in listed.split(","))
+            # A start refuses a name that no plugin registers, but only if vLLM loads vllm-graft.
+            allowed = allowed_plugins()
+            checked = not disabled() and (allowed is None or "graft" in allowed)
             what = f"{PATCHES_VARIABLE}: not registered here and left to other packages: {', '.join(others)}"
             logger.log(logging.DEBUG if checked else logging.WARNING, "%s", what)
         logger.info("patches active: %s", ", ".join(self.applied_patches) or "none")

@@ -44,7 +44,7 @@ class PatchTable:
         return [place for place in self if any(layer.patch is patch for layer in place.layers)]
 
     def plan(self, entry: PatchEntry, owner: Owner, counter: HitCounter, changes: Changes) -> None:
-        """Add to ``changes`` what a patch does to its target, or raise PatchError where it cannot be done."""
+        """Add to ``changes`` what a patch does to its target, or raise PatchError if it cannot be done."""
         declaration = entry.patch.declaration
         checks.check_owner(declaration, owner)
         for hook in entry.bodies:
@@ -59,7 +59,7 @@ class PatchTable:
             cell = counter.allot(f"{declaration.name} {declaration.target} {hook.attribute}") if counts else None
             note = entry.hooks[hook.attribute].note or _note(place)
             entry.update(hook.attribute, kind=kind, cell=cell, note=note)
-            # The private name of what lies beneath; empty where no function of the patch mentions it.
+            # The private name of what lies beneath; empty if no function of the patch mentions it.
             mentioned = any(hook.attribute in other.originals for other in declaration.hooks)
             alias = _alias_name(declaration, hook.attribute) if mentioned else ""
             if alias and checks.own(owner, alias) is not ABSENT:
@@ -78,7 +78,7 @@ class PatchTable:
             changes[place] = place.add_layer(layers, layer)
 
     def plan_without(self, patch: Patch) -> Changes:
-        """Return the changes that take a patch away, or raise ConflictError where that cannot be done exactly."""
+        """Return the changes that take a patch away, or raise ConflictError if that cannot be done exactly."""
         changes: Changes = {}
         for place in self.of(patch):
             place.check_ownership(patch.declaration.where)
@@ -94,7 +94,7 @@ class PatchTable:
             self._copies.note(changes)
             for place, layers in changes.items():
                 try:
-                    place.become(layers)
+                    place.set_layers(layers)
                 except Exception as error:
                     self.restore(before)
                     what, fix = f"Python would not set it: {error}", "leave this attribute out of the patch"
@@ -115,10 +115,10 @@ class PatchTable:
     def restore(self, before: Mapping[PatchedAttribute, AttributeState]) -> None:
         """Bring every target that was changed since a snapshot back, however far the change had come."""
         touched = {place: state for place, state in before.items() if not place.is_in(state)}
-        touched.update((place, place.bare()) for place in self if place not in before)
+        touched.update((place, place.unpatched_state()) for place in self if place not in before)
         self._places.update(((id(place.owner), place.attribute), place) for place in before)
         for place, state in touched.items():
-            place.put_back(state)
+            place.restore(state)
         self._prune()
         self._copies.follow(touched)
 
@@ -132,7 +132,7 @@ class PatchTable:
                 layer.proven = False
             if place.is_ours:
                 self._copies.note([place])
-                place.become(place.layers)
+                place.set_layers(place.layers)
         self._copies.follow(self)
 
     def release(self, patch: Patch) -> None:

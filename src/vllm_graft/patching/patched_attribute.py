@@ -19,8 +19,8 @@ from vllm_graft.patching import checks, surgery
 from vllm_graft.patching.checks import ABSENT
 from vllm_graft.patching.conflicts import refuse_second_definition, sort_by_after
 from vllm_graft.patching.declaration import Declaration, Patch
-from vllm_graft.patching.functions import Function, describe, functions_in, innermost, parameter_at
-from vllm_graft.patching.hooks import Hook, Kind, call_position
+from vllm_graft.patching.functions import AnyCallable, describe_origin, functions_in, innermost, parameter_at
+from vllm_graft.patching.hooks import Hook, HookKind, call_position
 from vllm_graft.patching.target import Owner
 
 _lock = threading.RLock()
@@ -40,7 +40,7 @@ def change_lock() -> threading.RLock:
 class PatchLayer:
     """One hook of one patch on one target.
 
-    alias:    the private name of what lies beneath; empty where no function of the patch mentions it
+    alias:    the private name of what lies beneath; empty if no function of the patch mentions it
     renames:  what ``_original_x`` becomes in the hook's code
     hit:      counts one call
     proven:   whether a replacement or addition has been called, so that its calls need no counting any more
@@ -49,7 +49,7 @@ class PatchLayer:
 
     patch: Patch
     hook: Hook
-    kind: Kind
+    kind: HookKind
     order: int
     alias: str
     renames: Mapping[str, str]
@@ -58,7 +58,7 @@ class PatchLayer:
     codes: list[CodeType] = field(default_factory=list, repr=False)
     _made: tuple[object, bool, object] | None = field(default=None, repr=False)
 
-    def over(self, beneath: object, place: PatchedAttribute) -> object:
+    def build(self, beneath: object, place: PatchedAttribute) -> object:
         """Return what this layer sets on the target; the same object as long as what lies beneath is the same."""
         if self._made is None or self._made[0] is not beneath or self._made[1] is not self.proven:
             self._made = (beneath, self.proven, self._make(beneath, place))
@@ -104,7 +104,7 @@ class PatchLayer:
 
     def _make_property(self, beneath: object, place: PatchedAttribute) -> property:
         """Build a property: a wrap keeps the accessors it does not define, a replacement is the whole property."""
-        parts: list[Function | None] = []
+        parts: list[AnyCallable | None] = []
         below = surgery.accessors(beneath) if self.kind == "wrap" else (None, None, None)
         for mine, theirs in zip(surgery.accessors(self.hook.value), below, strict=True):
             if mine is None:
@@ -127,7 +127,7 @@ class PatchedAttribute:
     """The layers on one attribute of one target, and what was there before them.
 
     base:       the raw attribute in the target's own dictionary before the first layer, or ABSENT
-    inherited:  the raw attribute of a base class where the target has none of its own, or ABSENT
+    inherited:  the raw attribute of a base class if the target has none of its own, or ABSENT
     placed:     what was set on the target, by name: the attribute and the private names of layers beneath others
     """
 
@@ -163,10 +163,10 @@ class PatchedAttribute:
         return functions_in(self.inherited if self.base is ABSENT else self._bottom)
 
     def check_definition(self, layers: Sequence[PatchLayer], mine: Declaration, hook: Hook) -> None:
-        """Raise ConflictError where a hook replaces or adds what another patch replaces or adds."""
+        """Raise ConflictError if a hook replaces or adds what another patch replaces or adds."""
         other = next((layer for layer in layers if layer.kind != "wrap"), None)
         if hook.kind != "wrap" and other is not None:
-            kind: Kind = "replace" if hook.kind == "auto" else hook.kind
+            kind: HookKind = "replace" if hook.kind == "auto" else hook.kind
             raise refuse_second_definition(self.attribute, mine, kind, other.patch.declaration, other.kind)
 
     def add_layer(self, layers: Sequence[PatchLayer], new: PatchLayer) -> tuple[PatchLayer, ...]:
@@ -176,7 +176,7 @@ class PatchedAttribute:
         return (*below, *sort_by_after(wraps, lambda layer: layer.patch.declaration))
 
     def remove_patch(self, patch: Patch) -> tuple[PatchLayer, ...]:
-        """Return the layers without a patch's, or raise ConflictError where another patch wraps what this one added."""
+        """Return the layers without a patch's, or raise ConflictError if another patch wraps what this one added."""
         left = tuple(layer for layer in self.layers if layer.patch is not patch)
         if left and self.upstream(left) is ABSENT:
             user = left[0].patch.declaration.name
@@ -190,28 +190,28 @@ class PatchedAttribute:
         return checks.own(self.owner, self.attribute) is self.placed[self.attribute]
 
     def check_ownership(self, where: str) -> None:
-        """Raise ConflictError where other code has set or deleted the attribute since."""
+        """Raise ConflictError if other code has set or deleted the attribute since."""
         if self.is_ours:
             return
         found = checks.own(self.owner, self.attribute)
-        does = "was deleted" if found is ABSENT else f"was set to {describe(found)}"
+        does = "was deleted" if found is ABSENT else f"was set to {describe_origin(found)}"
         names = ", ".join(repr(layer.patch.declaration.name) for layer in self.layers)
         what = f"{self} {does} by other code, over what patch {names} put there"
         raise ConflictError(what, where=where, fix="leave out the other package's change, or this patch")
 
-    def become(self, layers: Sequence[PatchLayer]) -> None:
+    def set_layers(self, layers: Sequence[PatchLayer]) -> None:
         """Put exactly these layers on the target; with none left, what was there before."""
         placed: dict[str, object] = {}
         top: object = self._bottom if layers else self.base
         for layer in layers:
             if layer.alias:
                 placed[layer.alias] = top
-            top = layer.over(top, self)
+            top = layer.build(top, self)
         placed[self.attribute] = self._with_cache(top) if layers else top
-        self.put_back((tuple(layers), placed))
+        self.restore((tuple(layers), placed))
 
     def _with_cache(self, top: object) -> object:
-        """Put the layers behind a cache where upstream has one; the same cache as long as the layers are the same."""
+        """Put the layers behind a cache if upstream has one; the same cache as long as the layers are the same."""
         if not self.is_cached:
             return top
         if self._cached is None or self._cached[0] is not top:
@@ -219,18 +219,18 @@ class PatchedAttribute:
         return self._cached[1]
 
     def snapshot(self) -> AttributeState:
-        """Return the present state, for ``put_back``."""
+        """Return the present state, for ``restore``."""
         return self.layers, self.placed
 
     def is_in(self, state: AttributeState) -> bool:
         """Return whether no layer has changed since a snapshot; changes by other code do not count."""
         return self.layers is state[0] and self.placed is state[1]
 
-    def bare(self) -> AttributeState:
+    def unpatched_state(self) -> AttributeState:
         """Return the state without any layer: what was there before."""
         return (), {self.attribute: self.base}
 
-    def put_back(self, state: AttributeState) -> None:
+    def restore(self, state: AttributeState) -> None:
         """Set what a state names and remove what it does not; private names are set first and removed last."""
         layers, placed = state
         before = self.placed
@@ -271,7 +271,7 @@ class PatchedAttribute:
         try:
             layer.proven = True
             if layer in self.layers and self.is_ours:
-                self.become(self.layers)
+                self.set_layers(self.layers)
         finally:
             change_lock().release()
 
@@ -282,7 +282,7 @@ class PatchedAttribute:
 
 
 def describe_running_call(codes: Collection[CodeType], owner: Owner) -> str:
-    """Say where one of these code objects runs on this thread's stack for ``owner``; empty where none does.
+    """Say where one of these code objects runs on this thread's stack for ``owner``; empty if none does.
 
     A patch that comes while its target runs has no effect on that call: vLLM loads plugins from inside
     ``EngineCore.__init__`` in a spawned engine, for example.
@@ -294,7 +294,7 @@ def describe_running_call(codes: Collection[CodeType], owner: Owner) -> str:
         if id(frame.f_code) in wanted and _concerns(frame, owner):
             return (
                 f"{frame.f_code.co_qualname} was running when it was patched ({frame.f_code.co_filename}:"
-                f"{frame.f_lineno}): that call, and what it had done before, used the code of before"
+                f"{frame.f_lineno}): that call, and what it had done before, used the unpatched code"
             )
         frame = frame.f_back
     return ""

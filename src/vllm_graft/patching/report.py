@@ -8,11 +8,11 @@ from typing import Any, Literal, Protocol
 
 from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.hooks import DeclaredKind, Hook
-from vllm_graft.patching.review import Standing
+from vllm_graft.patching.review import ReviewState
 from vllm_graft.patching.target import Owner
 from vllm_graft.points import PatchState
 
-State = Literal[PatchState, "reverted"]
+HookStateName = Literal[PatchState, "reverted"]
 """The states that the ledger knows of a patch, and "reverted": taken off its target again."""
 
 
@@ -24,8 +24,8 @@ class HookState:
     kind:       wrap, replace or add; auto until the target is loaded and decides
     reason:     why it is armed, late or refused, or a note on an applied one; empty otherwise
     hits:       calls counted: all of a wrap, the first of a replacement or addition, none of properties and values
-    cell:       the counter's cell for its hits; None where nothing is counted, or not yet
-    review:     reviewed, drifted or unlocked, as in ``review.Standing``; empty for an addition
+    cell:       the counter's cell for its hits; None if nothing is counted, or not yet
+    review:     reviewed, drifted or unlocked, as in ``review.ReviewState``; empty for an addition
     note:       the reason to show while the hook is applied
     """
 
@@ -33,11 +33,11 @@ class HookState:
     target: str
     attribute: str
     kind: DeclaredKind
-    state: State = "armed"
+    state: HookStateName = "armed"
     reason: str = ""
     hits: int = 0
     cell: int | None = None
-    review: Standing = ""
+    review: ReviewState = ""
     note: str = field(default="", compare=False, repr=False)
 
 
@@ -81,7 +81,7 @@ class PatchEntry:
         """Change fields of one hook's state."""
         self.hooks[attribute] = replace(self.hooks[attribute], **changes)
 
-    def become(self, state: State, reason: str = "") -> None:
+    def set_state(self, state: HookStateName, reason: str = "") -> None:
         """Give every hook the same state."""
         for attribute, hook in self.hooks.items():
             note = hook.note if state == "applied" else ""
@@ -90,7 +90,7 @@ class PatchEntry:
     def wait(self) -> None:
         """Arm the patch until its target's module is imported."""
         self.owner, self.awaited = None, True
-        self.become("armed", f"until {self.patch.declaration.target.module} is imported")
+        self.set_state("armed", f"until {self.patch.declaration.target.module} is imported")
 
 
 class CounterCells(Protocol):

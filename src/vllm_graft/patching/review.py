@@ -16,14 +16,14 @@ from vllm_graft.errors import ConfigError, DriftError, TargetError, VersionError
 from vllm_graft.patching import lock
 from vllm_graft.patching.conflicts import check_conflicts, refuse_second_definition, sort_by_after
 from vllm_graft.patching.declaration import Declaration, OnDrift, Patch
-from vllm_graft.patching.hooks import Hook, Kind
+from vllm_graft.patching.hooks import Hook, HookKind
 from vllm_graft.patching.target import check_exists
 from vllm_graft.versions import InstalledVersion, includes
 
 if TYPE_CHECKING:
     from vllm_graft.sources import Definition, Finder, Fingerprint
 
-Standing = Literal["reviewed", "drifted", "unlocked", ""]
+ReviewState = Literal["reviewed", "drifted", "unlocked", ""]
 """reviewed: upstream's code is as it was read; drifted: it is not; unlocked: no lock file lists the patch; empty: there
 is nothing upstream to review."""
 
@@ -37,11 +37,11 @@ _STRICTER: Final[tuple[OnDrift, ...]] = ("ignore", "warn", "refuse")
 class HookReview:
     """One hook's body for the installed vLLM, and the verdict on the upstream code beneath it.
 
-    note:  the warning for the author; empty where there is none
+    note:  the warning for the author; empty if there is none
     """
 
     hook: Hook
-    standing: Standing
+    standing: ReviewState
     note: str = ""
 
 
@@ -86,13 +86,13 @@ class Reviewer:
         mine = patch.declaration
         check_conflicts(mine, [other.declaration for other in others])
         wraps: dict[str, list[Declaration]] = {}
-        definers: dict[str, tuple[Declaration, Kind]] = {}
+        definers: dict[str, tuple[Declaration, HookKind]] = {}
         for each in (*others, patch):
             # A class is one target, whichever module it is imported from.
             if self._owner(each.declaration) != self._owner(mine):
                 continue
             for hook in (one.hook for one in self.review(each)):
-                kind: Kind = "replace" if hook.kind == "auto" else hook.kind
+                kind: HookKind = "replace" if hook.kind == "auto" else hook.kind
                 known = definers.get(hook.attribute)
                 if kind == "wrap":
                     wraps.setdefault(hook.attribute, []).append(each.declaration)
@@ -110,7 +110,7 @@ class Reviewer:
         return (target.module, target.qualname) if found is None else (found.module, found.qualname)
 
     def review(self, patch: Patch) -> list[HookReview]:
-        """Review each attribute's body for the installed vLLM, or raise PatchError where the patch is refused."""
+        """Review each attribute's body for the installed vLLM, or raise PatchError if the patch is refused."""
         one = _Review(patch, self._installed, lambda: self._finder)
         return [one.judge(hook) if self._locks else HookReview(hook, "") for hook in one.bodies()]
 
@@ -149,7 +149,7 @@ class _Review:
         ranges = " and ".join(hook.vllm for hook in (fitting or hooks))
         of = f"of {attribute!r} ({ranges})"
         what = f"{len(fitting)} bodies {of} are" if fitting else f"no body {of} is"
-        what += f" for vLLM {self._installed.version}, and exactly one must be"
+        what += f" for vLLM {self._installed.version}, but exactly one must be"
         fix = "make their ranges exclude one another" if fitting else "make their ranges cover this release once"
         raise VersionError(what, where=self._declaration.where, fix=fix)
 
@@ -175,11 +175,11 @@ class _Review:
         return self._finder().find(target.module, target.inside(attribute))
 
     def judge(self, hook: Hook) -> HookReview:
-        """Judge upstream's code beneath a hook; raise DriftError where it was not reviewed and that is refused."""
+        """Judge upstream's code beneath a hook; raise DriftError if it was not reviewed and that is refused."""
         if hook.kind == "add":
             return HookReview(hook, "")
         if self._seen is None and self._declaration.locked:
-            what = f"it says locked=True, and no {lock.NAME} of its package speaks of it"
+            what = f"it declares locked=True, but its package's {lock.NAME} has no entry for it"
             file = lock.file_of(self._patch) or lock.NAME
             fix = (
                 f"put {file} into the wheel (package data), or write it with `vllm-graft lock {self._declaration.name}`"
@@ -211,7 +211,7 @@ class _Review:
 
 
 def stricter(level: OnDrift) -> OnDrift:
-    """Return the level, or that of ``GRAFT_ON_DRIFT`` where it is stricter."""
+    """Return the level, or that of ``GRAFT_ON_DRIFT`` if it is stricter."""
     asked = os.environ.get(ON_DRIFT, "").strip()
     if not asked:
         return level

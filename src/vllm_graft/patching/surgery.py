@@ -1,9 +1,9 @@
 """Make the functions that are set on a target: copies of a patch's functions, layers over them, caches around them.
 
 Only forms that torch.compile traces correctly are made: plain functions, closures and ``functools.partial``, put into a
-classmethod, staticmethod or property where upstream has one. A bound ``types.MethodType``, ``function.__get__(self)``
+classmethod, staticmethod or property if upstream has one. A bound ``types.MethodType``, ``function.__get__(self)``
 (refused by torch 2.10), a custom descriptor and a proxy object all break or mislead the tracer. ``__wrapped__`` is
-never set: tools that follow it would see upstream's code in the place of what runs.
+never set: tools that follow it would see upstream's code in place of what runs.
 
 A layer counts a hit and hands a patch's function the layer beneath. Packing arguments and unpacking them again costs
 more than everything else a layer does, so a layer has the very parameters of its function, and calls a copy of it that
@@ -28,8 +28,8 @@ from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from vllm_graft.patching.functions import (
-    Form,
-    Function,
+    AnyCallable,
+    AttributeForm,
     FunctionKind,
     closure_values,
     code_objects,
@@ -78,7 +78,7 @@ def transplant(function: FunctionType, patch: type, owner: type | None, renames:
 
     ``super()`` starts from the owner, and every attribute name in ``renames`` is exchanged, so that
     ``self._original_x`` finds the layer beneath this one. Functions in closures, where decorators keep them, are
-    copied too where they need it.
+    copied too if they need it.
     """
     copies: dict[int, FunctionType] = {}
 
@@ -221,7 +221,7 @@ def copy_signature(function: FunctionType, like: FunctionType) -> FunctionType:
     return function
 
 
-def convert_to_form(form: Form, function: FunctionType) -> object:
+def convert_to_form(form: AttributeForm, function: FunctionType) -> object:
     """Put a function into a classmethod or staticmethod, as the form says."""
     if form == "classmethod":
         return classmethod(function)
@@ -403,13 +403,13 @@ Cache = _lru_cache_wrapper
 
 
 def strip_cache(raw: object) -> object:
-    """Return what is beneath an attribute's cache, in the same form; the attribute itself where there is no cache."""
+    """Return what is beneath an attribute's cache, in the same form; the attribute itself if there is no cache."""
     if isinstance(raw, Cache):
         beneath: object = raw.__wrapped__
         return beneath if functions_in(beneath) else raw
     if isinstance(raw, classmethod | staticmethod):
         function = strip_cache(raw.__func__)
-        return raw if function is raw.__func__ else type(raw)(cast(Function, function))
+        return raw if function is raw.__func__ else type(raw)(cast(AnyCallable, function))
     if isinstance(raw, property):
         getter, setter, deleter = (cast(Any, strip_cache(part)) for part in (raw.fget, raw.fset, raw.fdel))
         same = getter is raw.fget and setter is raw.fset and deleter is raw.fdel
@@ -420,12 +420,12 @@ def strip_cache(raw: object) -> object:
 def restore_cache(raw: object, value: object) -> object:
     """Put ``value``, in the form of ``strip_cache(raw)``, behind new caches wherever ``raw`` has one."""
     if isinstance(raw, Cache):
-        made = lru_cache(**raw.cache_parameters())(cast(Function, value))
+        made = lru_cache(**raw.cache_parameters())(cast(AnyCallable, value))
         for name, held in vars(raw).items():
             vars(made).setdefault(name, held)
         return made
     if isinstance(raw, classmethod | staticmethod) and isinstance(value, classmethod | staticmethod):
-        return type(raw)(cast(Function, restore_cache(raw.__func__, value.__func__)))
+        return type(raw)(cast(AnyCallable, restore_cache(raw.__func__, value.__func__)))
     if isinstance(raw, property) and isinstance(value, property):
         pairs = ((raw.fget, value.fget), (raw.fset, value.fset), (raw.fdel, value.fdel))
         getter, setter, deleter = (None if new is None else cast(Any, restore_cache(old, new)) for old, new in pairs)

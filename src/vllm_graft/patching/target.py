@@ -30,7 +30,7 @@ _INSPECT_VLLM: Final = "compare the target with the installed vLLM: it may have 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A class or module: the module's name, the qualified name within it, and the object where one was given."""
+    """A class or module: the module's name, the qualified name within it, and the object if one was given."""
 
     module: str
     qualname: str = ""
@@ -84,7 +84,7 @@ def readiness(target: Target) -> Readiness:
     return "importing" if getattr(getattr(module, "__spec__", None), "_initializing", False) else "ready"
 
 
-def resolve(target: Target, where: str) -> Owner:
+def resolve_target(target: Target, where: str) -> Owner:
     """Return the class or module itself; its module must have been imported."""
     if target.given is not None:
         return target.given
@@ -114,17 +114,17 @@ def refuse_missing_name(
 def refuse_non_class(target: Target, where: str, kind: str, done: Sequence[str]) -> TargetError:
     """Build the error for a target that is neither a class nor a module."""
     fix = f'target the owner, "{_spell(target.module, done[:-1])}", and define {done[-1]!r} in the patch'
-    return TargetError(f"it is a {kind}, and only classes and modules can be patched", where=where, fix=fix)
+    return TargetError(f"it is a {kind}, but only classes and modules can be patched", where=where, fix=fix)
 
 
 def _spell(module: str, parts: Sequence[str]) -> str:
     return f"{module}:{'.'.join(parts)}" if parts else module
 
 
-def find_owner(target: Target, where: str, known: SearchPaths) -> Owner | None:
-    """Return the target, or None while its module is not imported; raise TargetError where it never can be."""
+def find_target(target: Target, where: str, known: SearchPaths) -> Owner | None:
+    """Return the target, or None while its module is not imported; raise TargetError if it never can be."""
     if readiness(target) == "ready":
-        return resolve(target, where)
+        return resolve_target(target, where)
     check_exists(target, where, known)
     return None
 
@@ -160,7 +160,7 @@ def check_exists(target: Target, where: str, known: SearchPaths) -> None:
 
 
 def _search_path(name: str, path: Sequence[str] | None, known: SearchPaths) -> Sequence[str] | None:
-    """Return the folders with the submodules of ``name``: empty for a plain module, None where there is none."""
+    """Return the folders with the submodules of ``name``: empty for a plain module, None if there is none."""
     if name not in known:
         loaded = sys.modules.get(name)
         if loaded is not None:
@@ -172,7 +172,7 @@ def _search_path(name: str, path: Sequence[str] | None, known: SearchPaths) -> S
 
 
 def _describe_move(module: str, name: str) -> str:
-    """Say where a name is defined now, as the end of a sentence; empty where it is nowhere."""
+    """Say where a name is defined now, as the end of a sentence; empty if it is nowhere."""
     from vllm_graft.sources.finder import moved_to
 
     places = moved_to(module, name)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
-from vllm_graft.errors import ConfigError, describe
+from vllm_graft.errors import ConfigError, describe_error
 from vllm_graft.plan.import_checkpoint import checkpoint
 
-GROUP: Final = "vllm_graft.plugins"
+ITEM_GROUP: Final = "vllm_graft.plugins"
 """The entry-point group in which packages offer items."""
 
 SHIPPED: Final[Mapping[str, str]] = {
@@ -56,13 +56,13 @@ class CatalogueEntry:
 def catalogue() -> dict[str, CatalogueEntry]:
     """Return every name that a plan may use; raise ConfigError if two packages offer the same one."""
     found = {name: CatalogueEntry(name, target, "vllm-graft") for name, target in SHIPPED.items()}
-    for entry in metadata.entry_points(group=GROUP):
+    for entry in metadata.entry_points(group=ITEM_GROUP):
         package = entry.dist.name if entry.dist is not None else "an unnamed distribution"
         offered = CatalogueEntry(entry.name, entry.value, package)
         known = found.get(entry.name)
         if known is not None and known != offered:
             both = f"by {known.package} ({known.target}) and by {package} ({entry.value})"
-            where, fix = f"entry points of {GROUP}", f"uninstall one of the two, or have {package} rename it"
+            where, fix = f"entry points of {ITEM_GROUP}", f"uninstall one of the two, or have {package} rename it"
             raise ConfigError(f"the item {entry.name!r} is offered twice: {both}", where=where, fix=fix)
         found[entry.name] = offered
     manager = sys.modules.get("vllm_graft.patching.manager")
@@ -84,14 +84,18 @@ def load(target: str, name: str, package: str) -> type:
             found: object = importlib.import_module(module)
         for part in qualname.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        from vllm_graft.ledger.guard import raised_by_signal
+
+        if raised_by_signal(error):
+            raise
         raise ConfigError(
-            f"the item {name!r} of {package} cannot be imported from {target}: {describe(error)}",
-            fix=f"repair or reinstall {package}, or take {name!r} out of the plan",
+            f"the item {name!r} of {package} cannot be imported from {target}: {describe_error(error)}",
+            fix=f"repair or reinstall {package}, or remove {name!r} from the plan",
         ) from error
     if not isinstance(found, type):
         raise ConfigError(
-            f"the item {name!r} of {package} must be a class, and {target} is {type(found).__name__}",
+            f"the item {name!r} of {package} must be a class, but {target} is {type(found).__name__}",
             fix=f"point the entry point {name!r} at the class itself",
         )
     return found

@@ -8,7 +8,6 @@ stays an error. What is registered where shows only after all general plugins ha
 from __future__ import annotations
 
 import ast
-import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Final
 
 from vllm_graft.findings import Finding
 from vllm_graft.points import PATCHES_VARIABLE
+from vllm_graft.switches import allowed_plugins
 
 GENERAL: Final = "vllm.general_plugins"
 """The entry-point group of the plugins that vLLM calls in every process."""
@@ -74,8 +74,7 @@ class Manager:
 
 def general_plugins(environ: Mapping[str, str] | None = None) -> list[GeneralPlugin]:
     """Return the general plugins that vLLM loads, given ``VLLM_PLUGINS``, and that may register patches."""
-    listed = (os.environ if environ is None else environ).get("VLLM_PLUGINS")
-    allowed = None if listed is None else listed.split(",")
+    allowed = allowed_plugins(environ)
     found = []
     for entry in metadata.entry_points(group=GENERAL):
         package = entry.dist.name if entry.dist is not None else "an unnamed distribution"
@@ -88,8 +87,8 @@ def general_plugins(environ: Mapping[str, str] | None = None) -> list[GeneralPlu
 def undecided(name: str, plugins: Collection[GeneralPlugin]) -> Finding:
     """Return the finding about a name while no plugin has been loaded yet."""
     who = ", ".join(str(plugin) for plugin in plugins)
-    what = f"is offered by no package; whether a general plugin registers it ({who}) shows only when vLLM loads them"
-    fix = "start it: a name nobody registers stops"
+    what = f"is offered by no package; whether a general plugin registers it ({who}) is known only once vLLM loads them"
+    fix = "start the server; startup fails if no plugin registers this name"
     return Finding("P009", "warning", f"patch {name}", what, PATCHES_VARIABLE, fix)
 
 

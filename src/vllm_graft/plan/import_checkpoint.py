@@ -2,7 +2,7 @@
 
 Neither raises anything that a command could report. So a command forks before it imports the first module of another
 package: the child goes on with the command, and the parent waits as a checkpoint. If the child ends in the middle of an
-import, the parent goes on from there and raises an ImportError that says how it ended. Nothing is imported twice where
+import, the parent goes on from there and raises an ImportError that says how it ended. Nothing is imported twice if
 all is well, and a fork costs milliseconds. A server does without: its process has threads, and its end is seen.
 """
 
@@ -19,7 +19,7 @@ from typing import Final
 
 _OURS: Final = __name__.partition(".")[0]
 _FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-"""Signals that somebody sent to end the command, whatever it was importing."""
+"""Signals sent from outside to end the command, whatever it was importing."""
 
 
 class ImportCheckpoint:
@@ -37,7 +37,7 @@ class ImportCheckpoint:
 
     @contextlib.contextmanager
     def importing(self, module: str) -> Iterator[None]:
-        """Import a module inside; ImportError where that is known to end the process."""
+        """Import a module inside; ImportError if that is known to end the process."""
         if not self._active or module in sys.modules or module.partition(".")[0] == _OURS:
             yield
             return
@@ -52,7 +52,7 @@ class ImportCheckpoint:
             self._write("")
 
     def _fork(self, module: str) -> None:
-        """Return in a child, or in this process where a child ended during the import of ``module``."""
+        """Return in a child, or in this process if a child ended during the import of ``module``."""
         self._note = mmap.mmap(-1, 4096)
         while module not in self._endings:
             sys.stdout.flush()

@@ -31,10 +31,10 @@ UNKNOWN_KEYS: Final = ("refuse-similar", "refuse", "pass")
 """The ways to treat a request's key that no planned sampler has; the first is the default."""
 
 Setting = str | bool | tuple[str, ...]
-Values = dict[str, tuple[OptionValue, str]]
+OptionValues = dict[str, tuple[OptionValue, str]]
 """The values of a table by key, each with the place that gave it."""
 
-Options = dict[str, Values]
+Options = dict[str, OptionValues]
 """The options of each item, by its name."""
 
 _PLAIN: Final = (bool, int, float, str)
@@ -69,8 +69,8 @@ class ConfigFile:
     path: Path
     defaults: Layer
     profiles: list[Layer]
-    simulated: Values = field(default_factory=dict)
-    devices: dict[str, Values] = field(default_factory=dict)
+    simulated: OptionValues = field(default_factory=dict)
+    devices: dict[str, OptionValues] = field(default_factory=dict)
 
 
 class _Table(Fields):
@@ -90,17 +90,17 @@ class _Table(Fields):
 
     def no_table(self, value: object) -> ConfigError:
         name = next((part for part in reversed(self._path) if isinstance(part, str)), "graft")
-        return self.wrong(None, f"`{name}` must be a table, and is {value!r}", "correct the value")
+        return self.wrong(None, f"`{name}` must be a table, but is {value!r}", "correct the value")
 
     def unknown(self, key: str, hint: str) -> ConfigError:
-        return self.wrong(key, f"unknown {self._word} {key!r}{hint}", "correct the name or take the line out")
+        return self.wrong(key, f"unknown {self._word} {key!r}{hint}", "correct the name or remove the line")
 
     def unfit(self, key: str, value: object, wanted: str) -> ConfigError:
-        return self.wrong(key, f"`{key}` must be {wanted}, and is {value!r}", "correct the value")
+        return self.wrong(key, f"`{key}` must be {wanted}, but is {value!r}", "correct the value")
 
-    def values(self, *, tables: bool = False) -> Values:
+    def values(self, *, tables: bool = False) -> OptionValues:
         """Return the values of all keys, each with its place; ``tables`` allows tables among them."""
-        found: Values = {}
+        found: OptionValues = {}
         for key in self:
             value = self.raw(key)
             held = list(value.values()) if isinstance(value, Mapping) else []
@@ -199,7 +199,7 @@ def _read_layer(origin: str, table: _Table, options: _Table, folder: Path, extra
     table.only((*keys, *_SETTINGS, *extra))
     for key in table:
         value = table.raw(key)
-        if key in keys and keys[key].many:
+        if key in keys and keys[key].is_list:
             layer.names[key] = [Choice(name.strip(), table.place(key, name)) for name in table.names(key)]
         elif key in keys and not isinstance(value, str):
             raise table.unfit(key, value, "one name")

@@ -29,7 +29,8 @@ def review(items: Sequence[PlanItem], *, strict: bool, together: bool = True, tr
     for item in items:
         try:
             patch = as_patch(load(item.target, item.name, item.package))
-            notes, sure = reviewer.examine(patch, [other for one, other in accepted if {*item.roles} <= {*one.roles}])
+            beneath = [(one, other) for one, other in accepted if {*item.roles} <= {*one.roles}]
+            notes, sure = reviewer.examine(patch, [other for _, other in beneath])
             # A process applies the patches of its role alone.
             beside = [other for one, other in accepted if together and {*one.roles} & {*item.roles}]
             reviewer.check_beside(patch, beside)
@@ -46,11 +47,13 @@ def review(items: Sequence[PlanItem], *, strict: bool, together: bool = True, tr
             found.append(Finding("P003", "warning", f"patch {item.name}", what, item.origin, error.fix))
         accepted.append((item, patch))
         if trial and not sure:
-            tried = try_in_child(item.target)
+            module = patch.declaration.target.module
+            near = [one.target for one, other in beneath if other.declaration.target.module == module]
+            tried = try_in_child(item.target, near)
             if tried.what:
                 found.append(Finding("P003", level, f"patch {item.name}", tried.what, item.origin, tried.fix))
             elif tried.failed:
-                what = f"whether a start would take it cannot be told here: {tried.failed}"
+                what = f"whether a start would accept it cannot be determined here: {tried.failed}"
                 fix = "run `vllm-graft plan` where the server runs"
                 found.append(Finding("P223", "warning", f"patch {item.name}", what, item.origin, fix))
         fix = f"see `vllm-graft diff {item.name}`"

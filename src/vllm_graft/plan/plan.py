@@ -47,7 +47,7 @@ class Plan:
     on_failure: ``stop``: a process that lacks an item stops the start; ``warn``: it shows as a finding
     endpoint:   whether the routes under ``/graft`` are served
     model:      the model the profiles were matched with
-    origins:    where the single values came from
+    origins:    where the settings and options came from, an option as ``options.ITEM.OPTION``
     left_out:   named items that are not for this model, each with the reason
     callers:    the file of callers; empty if there is none
     findings:   what the resolution noticed and does not decide

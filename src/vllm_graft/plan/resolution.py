@@ -14,7 +14,7 @@ from vllm_graft import points
 from vllm_graft.contracts.attention import AttentionKernel
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.validation import Mistake, find_mistake, find_option_mistake, shared_key, source_location
-from vllm_graft.errors import ConfigError, GraftError, OptionError, describe, nearest
+from vllm_graft.errors import ConfigError, GraftError, OptionError, describe_error, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import CatalogueEntry, catalogue, load
 from vllm_graft.plan.foreign_managers import general_plugins, manager_of, undecided
@@ -25,8 +25,8 @@ from vllm_graft.plan.layers import (
     ConfigFile,
     Layer,
     Options,
+    OptionValues,
     Setting,
-    Values,
     find_file,
     from_additional_config,
     from_environment,
@@ -64,19 +64,19 @@ def resolve(request: PlanRequest) -> Plan:
     settings = {key: setting for layer in layers for key, setting in layer.settings.items()}
     callers, origin = settings.get("callers", ("", ""))
     if callers and not os.path.exists(str(callers)):
-        raise ConfigError(f"`callers` names {callers}, and there is no such file", where=origin, fix="correct the name")
+        raise ConfigError(f"`callers` names {callers}, but there is no such file", where=origin, fix="correct the name")
     if not any(names.values()) and not options and not callers:
         return Plan(model=request.model, findings=tuple(_why_nothing(file, request)))
     known = catalogue()
     findings = _leave_to_others(names, known, plugins_loaded=request.plugins_loaded)
-    items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options, classes=True)]
+    items = [item for key, chosen in names.items() for item in plan_items(key, chosen, known, options, classes=True)]
     left_out = {}
     model = model_names(request.model, request.served)
     for item in items:
         kind = load(item.target, item.name, item.package) if item.point == "patch" else None
         declaration = getattr(kind, "declaration", None)
         if declaration is not None and declaration.models and not matches(declaration.models, model):
-            left_out[item.name] = f"is for the models {', '.join(declaration.models)}, and this is {model[0]}"
+            left_out[item.name] = f"is for the models {', '.join(declaration.models)}, but this is {model[0]}"
     check_option_owners(options, known)
     if any(item.point == "patch" for item in items):
         # Refused here, and not with the first patch that has drifted.
@@ -86,10 +86,14 @@ def resolve(request: PlanRequest) -> Plan:
     _refuse_shared_keys(items, *settings.get("other_keys", ((), "")))
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)
+    origins = {key: origin for key, (_, origin) in settings.items()}
+    for item in items:
+        given = options.get(item.name, {})
+        origins |= {f"options.{item.name}.{option}": origin for option, (_, origin) in given.items()}
     return Plan(
         items=tuple(item for item in items if item.name not in left_out),
         model=request.model,
-        origins={key: origin for key, (_, origin) in settings.items()},
+        origins=origins,
         left_out=left_out,
         findings=tuple(findings),
         # Validated with the layers; a setting that no layer has keeps the plan's default.
@@ -114,7 +118,7 @@ def _why_nothing(file: ConfigFile | None, request: PlanRequest) -> list[Finding]
         taken = [named.value for layer in layers_of(file, request) for named in layer.names.get("patches", [])]
         if taken:
             names = ", ".join(dict.fromkeys(taken))
-            what = f"is empty: {PATCHES_VARIABLE} is set and empty, which takes out the patches of {file.path}: {names}"
+            what = f"is empty: {PATCHES_VARIABLE} is set but empty, which disables the patches in {file.path}: {names}"
             return [Finding("P004", "info", "plan", what, PATCHES_VARIABLE, f"unset {PATCHES_VARIABLE} to have them")]
     tried = model_names(request.model, request.served)
     unmatched = [profile for profile in file.profiles if profile.names and not matches(profile.models, tried)]
@@ -166,17 +170,17 @@ def _refuse_mistake(
     try:
         mistake = find()
     except Exception as error:  # whatever a foreign class does when it is looked at
-        mistake = Mistake(f"cannot be examined: {describe(error)}", "correct what the class declares")
+        mistake = Mistake(f"cannot be examined: {describe_error(error)}", "correct what the class declares")
     if mistake is not None:
         raise ConfigError(
             f"the {point.name} {entry.name!r} ({entry.target} of {entry.package}) {mistake.what}",
             where=source_location(entry.load()),
-            fix=f"{mistake.fix}; or take {entry.name!r} out of the plan ({origin})",
+            fix=f"{mistake.fix}; or remove {entry.name!r} from the plan ({origin})",
         )
 
 
 def _refuse_shared_keys(items: Iterable[PlanItem], others: Setting, origin: str) -> None:
-    """Refuse two samplers with one key: a request could not say which of them it means. So with ``other_keys``."""
+    """Refuse two samplers with one key: a request could not say which it means. The same applies to ``other_keys``."""
     planned = {item.name: item for item in items if item.point == "sampler"}
     keys = {name: load(item.target, name, item.package).request_keys() for name, item in planned.items()}  # type: ignore[attr-defined]
     if shared := shared_key(keys):
@@ -185,13 +189,13 @@ def _refuse_shared_keys(items: Iterable[PlanItem], others: Setting, origin: str)
             f"the samplers {first!r} ({planned[first].target}) and {second!r} ({planned[second].target}) both take the "
             f"key {key!r}, so a request could not say which of them it means",
             where=planned[second].origin,
-            fix="take one of the two out of the plan, or rename the key in its class",
+            fix="remove one of the two from the plan, or rename the key in its class",
         )
     for name, own in keys.items():
         known = {known for key in own for known in (key.name, *key.aliases)}
         if both := sorted(known.intersection(others if isinstance(others, tuple) else ())):
             what = f"`other_keys` names {both[0]!r}, which is a key of the planned sampler {name!r}"
-            raise ConfigError(what, where=origin, fix="take it out of `other_keys`, or the sampler out of the plan")
+            raise ConfigError(what, where=origin, fix="remove it from `other_keys`, or the sampler from the plan")
 
 
 def model_names(model: str, served: Iterable[str] = ()) -> list[str]:
@@ -221,7 +225,7 @@ def layers_of(file: ConfigFile, request: PlanRequest) -> list[Layer]:
     merged = Layer("profiles", options=merge_options(matching))
     for profile in matching:
         for key, chosen in profile.names.items():
-            if points.keys()[key].many:
+            if points.keys()[key].is_list:
                 merged.names.setdefault(key, list(file.defaults.names.get(key, []))).extend(chosen)
             else:
                 merged.names[key] = chosen
@@ -236,7 +240,7 @@ def layers_of(file: ConfigFile, request: PlanRequest) -> list[Layer]:
 def _refuse_contradictions(profiles: list[Layer]) -> None:
     seen: dict[str, Choice] = {}
     for profile in profiles:
-        single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].many}
+        single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].is_list}
         settings = {
             key: Choice(str(value), origin)
             for key, (value, origin) in profile.settings.items()
@@ -273,7 +277,7 @@ def merge_options(layers: list[Layer]) -> Options:
     return merged
 
 
-def items_of(
+def plan_items(
     key: str, chosen: list[Choice], known: Mapping[str, CatalogueEntry], options: Options, *, classes: bool = False
 ) -> list[PlanItem]:
     """Return the items that the names under a key stand for; raise ConfigError at the first fault.
@@ -285,16 +289,16 @@ def items_of(
     for named in chosen:
         if not point.bound:
             what = f"{point.name} items cannot be planned: this version of vllm-graft does not bind that point yet"
-            fix = f"take {named.value!r} out of the plan; `vllm-graft points` shows what is bound"
+            fix = f"remove {named.value!r} from the plan; `vllm-graft points` shows what is bound"
             raise ConfigError(what, where=named.origin, fix=fix)
         if named.value != ALL:
             spelled.append(named)
             continue
         # ``*`` stands for every registered item that fits the point.
-        fitting = [name for name, entry in known.items() if fits(entry.load(), point)] if point.many else []
+        fitting = [name for name, entry in known.items() if fits(entry.load(), point)] if point.is_list else []
         if not fitting:
-            why = "none is registered" if point.many else "this key takes one name"
-            fix = f"name the {point.name} you want, or take the line out"
+            why = "none is registered" if point.is_list else "this key takes one name"
+            fix = f"name the {point.name} you want, or remove the line"
             raise ConfigError(f"'*' names no {point.name}: {why}", where=named.origin, fix=fix)
         spelled.extend(Choice(name, named.origin) for name in fitting)
     items: dict[str, PlanItem] = {}
@@ -305,7 +309,7 @@ def items_of(
 
 
 def _item(
-    named: Choice, point: points.Point, known: Mapping[str, CatalogueEntry], given: Values, *, classes: bool
+    named: Choice, point: points.Point, known: Mapping[str, CatalogueEntry], given: OptionValues, *, classes: bool
 ) -> PlanItem:
     entry = known.get(named.value)
     if entry is None:
@@ -339,13 +343,13 @@ def fits(kind: type, point: points.Point) -> bool:
     return any(issubclass(kind, load(contract, point.name, "vllm-graft")) for contract in point.contracts)
 
 
-def _check_options(name: str, kind: type, given: Values) -> dict[str, OptionValue]:
+def _check_options(name: str, kind: type, given: OptionValues) -> dict[str, OptionValue]:
     declared = dict(kind.options) if issubclass(kind, Item) else {}
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "a table"}
     for option, (value, origin) in given.items():
         if option not in declared:
             what = f"{name!r} has no option {option!r}{nearest(option, declared)}"
-            raise ConfigError(what, where=origin, fix="correct the name or take the line out")
+            raise ConfigError(what, where=origin, fix="correct the name or remove the line")
         default = declared[option]
         if isinstance(default, bool) or isinstance(value, bool):
             fitting = isinstance(value, bool) and isinstance(default, bool)
@@ -353,12 +357,12 @@ def _check_options(name: str, kind: type, given: Values) -> dict[str, OptionValu
             fitting = isinstance(value, (int, float) if isinstance(default, float) else type(default))
         if not fitting:
             wanted = words.get(type(default), "a list of strings")
-            what = f"the option {option!r} of {name!r} must be {wanted}, and is {value!r}"
+            what = f"the option {option!r} of {name!r} must be {wanted}, but is {value!r}"
             raise ConfigError(what, where=origin, fix=f"give it a value like its default, {default!r}")
     return {**declared, **{option: value for option, (value, _) in given.items()}}
 
 
-def _validate(named: Choice, kind: type, values: Mapping[str, OptionValue], given: Values) -> None:
+def _validate(named: Choice, kind: type, values: Mapping[str, OptionValue], given: OptionValues) -> None:
     """Call the item's own ``check_options``, and add the place of the value to its error."""
     if not issubclass(kind, Item):
         return
@@ -370,7 +374,7 @@ def _validate(named: Choice, kind: type, values: Mapping[str, OptionValue], give
         what = f"the option {error.option!r} of {named.value!r} {error.what}"
         raise ConfigError(what, where=origin, fix=error.fix) from error
     except (Exception, SystemExit) as error:
-        reason = describe(error)
+        reason = describe_error(error)
         if isinstance(error, GraftError | ValueError):
             reason = reason.removeprefix(f"{type(error).__name__}: ")
         places = list(dict.fromkeys(origin for _, origin in given.values()))
@@ -386,5 +390,5 @@ def check_option_owners(options: Options, known: Mapping[str, CatalogueEntry]) -
     for name, given in options.items():
         if name not in known:
             origin = next(iter(given.values()))[1] if given else ""
-            what = f"options are given for {name!r}, and there is no such item{nearest(name, known)}"
-            raise ConfigError(what, where=origin, fix="correct the name or take the table out")
+            what = f"options are given for {name!r}, but there is no such item{nearest(name, known)}"
+            raise ConfigError(what, where=origin, fix="correct the name or remove the table")

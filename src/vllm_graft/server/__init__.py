@@ -1,4 +1,4 @@
-"""Additions to an API server of vLLM's.
+"""Additions to vLLM's API server.
 
 gate.py            identify the caller and refuse requests, before vLLM reads them
 engine_request.py  an HTTP request for the engine, read as far as a queue needs it

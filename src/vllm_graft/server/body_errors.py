@@ -1,4 +1,4 @@
-"""Answer requests whose body vLLM cannot read with a 400, where vLLM itself answers with a 500.
+"""Answer requests whose body vLLM cannot read with a 400, while vLLM itself answers with a 500.
 
 vLLM looks into bodies before they are validated: ``structured_outputs`` that is not an object ends in an
 AttributeError, lists nested a thousand times in a RecursionError (seen on 0.32.0).
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.contracts import Refusal
 from vllm_graft.ledger.guard import reason_of
-from vllm_graft.server.gate import App, Receive, Scope, Send, respond
+from vllm_graft.server.gate import App, ASGIScope, Receive, Send, respond
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-_READERS: Final = (("fastapi", "request_body_to_args"), ("starlette", "json"))
-"""The functions that parse a body before anything is answered: FastAPI's, and ``Request.json``, which a handler calls
-that takes several kinds of requests, such as that of ``/invocations``."""
+_READERS: Final = (("fastapi", "request_body_to_args"), ("starlette", "json"), ("pydantic", "validate_python"))
+"""The functions that parse a body before anything is answered: FastAPI's, and those that a handler calls which takes
+several kinds of requests, such as that of ``/invocations``: ``Request.json`` and ``TypeAdapter.validate_python``."""
 
 _FAULTS: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """The exceptions of a malformed body. Any other, such as a MemoryError, is not the request's fault."""
@@ -33,7 +33,7 @@ class BodyErrors:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Pass everything on; answer in place of vLLM if it raised while it read the body."""
         try:
             await self._app(scope, receive, send)
@@ -53,7 +53,7 @@ def _while_reading(error: Exception) -> bool:
 
 
 def install_body_errors(app: FastAPI) -> None:
-    """Put the middleware innermost into an application of vLLM's."""
+    """Put the middleware innermost into vLLM's application."""
     from starlette.middleware import Middleware
 
     middleware: Any = BodyErrors

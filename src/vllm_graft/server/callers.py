@@ -50,7 +50,7 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """The name of a header (RFC 9110, 5.1); HTTP sends no other."""
 _LOOK_S: Final = 5.0
 _NAME_IT: Final = "name a file of callers in `callers`"
-_LARGEST: Final = 8 << 20
+_MAX_FILE_BYTES: Final = 8 << 20
 """The largest file of callers in bytes: room for fifty thousand of them."""
 
 
@@ -91,9 +91,9 @@ class Callers:
             with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise ConfigError("is not a regular file", where=str(path), fix=_NAME_IT)
-                content = file.read(_LARGEST + 1)
-            if len(content) > _LARGEST:
-                raise ConfigError(f"is larger than {_LARGEST >> 20} MiB", where=str(path), fix=_NAME_IT)
+                content = file.read(_MAX_FILE_BYTES + 1)
+            if len(content) > _MAX_FILE_BYTES:
+                raise ConfigError(f"is larger than {_MAX_FILE_BYTES >> 20} MiB", where=str(path), fix=_NAME_IT)
             text = content.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             fix = "correct `callers`, or make the file readable"
@@ -144,7 +144,7 @@ class Callers:
                 )
             if key is not None and key != self.tenant_key:
                 raise ConfigError(
-                    f"{item.name} reads tenants under {key!r}, and callers' tenants travel under {self.tenant_key!r}",
+                    f"{item.name} reads tenants under {key!r}, but callers' tenants travel under {self.tenant_key!r}",
                     where=f"option tenant_key of {item.name}",
                     fix="give both the same name",
                 )
@@ -205,11 +205,11 @@ class _CallerFields(Fields):
         """Return a string, which may be empty."""
         value = self._values.get(key, default)
         if not isinstance(value, str):
-            raise self.wrong(key, f"{self._what}: {key} must be text, and is {value!r}", "put it in quotes")
+            raise self.wrong(key, f"{self._what}: {key} must be a string, but is {value!r}", "put it in quotes")
         return value
 
     def header(self, key: str, default: str = "") -> str:
-        """Return the name of a header; an empty one only where that is the default."""
+        """Return the name of a header; an empty one only if that is the default."""
         name = self.word(key, default)
         if name != default and not _HEADER.fullmatch(name):
             raise self.unfit(key, name, "the name of a header: letters, digits and hyphens")
@@ -219,7 +219,7 @@ class _CallerFields(Fields):
         return self.wrong(key, f"{self._what}: unknown key {key!r}{hint}", "correct or remove it")
 
     def unfit(self, key: str, value: object, wanted: str) -> ConfigError:
-        return self.wrong(key, f"{self._what}: {key} must be {wanted}, and is {value!r}", "correct it")
+        return self.wrong(key, f"{self._what}: {key} must be {wanted}, but is {value!r}", "correct it")
 
 
 class CallersFile:
@@ -271,7 +271,7 @@ class CallersFile:
 CURRENT_CALLER: Final[ContextVar[tuple[str, Caller] | None]] = ContextVar("vllm_graft_caller", default=None)
 """The caller of this task's request, after the key of the tenant among ``vllm_xargs``."""
 
-_WHY: Final = "vLLM's endpoints drop priorities and vllm_xargs on some ways to the engine"
+_WHY: Final = "vLLM's endpoints drop priorities and vllm_xargs on some paths to the engine"
 
 
 async def _send_stamped(self: Any, call: Callable[..., Awaitable[Any]], request: Any) -> Any:

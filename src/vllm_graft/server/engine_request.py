@@ -135,7 +135,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
         found = _decoder().decode(raw)
         parts = {name: getattr(found, name) for name in _FIELDS}
         return {name: msgspec.json.decode(part) for name, part in parts.items() if 0 < len(part) <= _LARGEST_FIELD}
-    except (ValueError, RecursionError):  # every error of msgspec's is a ValueError
+    except (ValueError, RecursionError):  # every msgspec error is a ValueError
         if len(raw) > _LARGEST_FOREIGN:
             return {}
     try:

@@ -1,4 +1,4 @@
-"""The gate: identifies the caller of a request, and refuses it where the scheduler would, before vLLM reads it.
+"""The gate: identifies the caller of a request, and refuses it if the scheduler would, before vLLM reads it.
 
 An ASGI middleware, the innermost, so that vLLM's own check of API keys comes first. It identifies callers by headers
 alone (``callers.py`` stamps them on what the engine is sent), and calls the planned queue's ``admit`` with the load
@@ -30,10 +30,10 @@ from vllm_graft.server.engine_request import EngineRequest
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-Scope = MutableMapping[str, Any]
+ASGIScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+App = Callable[[ASGIScope, Receive, Send], Awaitable[None]]
 Admit = Callable[[WaitingRequest, Load], Refusal | None]
 
 UNSEEN_S: Final = 0.2
@@ -77,9 +77,9 @@ class Gate:
         self._clock = clock
         self._unseen: deque[float] = deque()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Answer a request that is refused; pass all others on as they came."""
-        # Others are an application's lifespan, for example.
+        # Other scope types, such as lifespan, pass through.
         request = EngineRequest(scope) if scope["type"] in ("http", "websocket") else None
         if request is None or (self._callers is None and not request.is_work):
             await self._app(scope, receive, send)
@@ -110,7 +110,10 @@ class Gate:
             CURRENT_CALLER.reset(before)
 
     def _identify(self, request: EngineRequest) -> tuple[str, Caller] | Refusal | None:
-        """Return the key of the tenant in ``vllm_xargs`` and the caller; None if neither matters."""
+        """Return the tenant's key in ``vllm_xargs`` and the caller; None if the request needs no caller.
+
+        A ``Refusal`` means that the request must be refused: its caller is unknown, or a header is ambiguous.
+        """
         if self._callers is None:
             return None
         callers = self._callers.now()
@@ -145,7 +148,7 @@ class Gate:
         return refusal
 
 
-async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
+async def _refuse(scope: ASGIScope, send: Send, refusal: Refusal) -> None:
     if scope["type"] == "websocket":
         # 1008 is a policy violation. Closed before it is accepted, a websocket is refused with a 403.
         await send({"type": "websocket.close", "code": 1008, "reason": refusal.reason})
@@ -168,7 +171,7 @@ async def respond(send: Send, refusal: Refusal) -> None:
 
 
 def install_gate(app: FastAPI, plan: Plan, ledger: Ledger) -> None:
-    """Put the gate into an application of vLLM's, if the plan has callers or a queue that refuses requests."""
+    """Put the gate into vLLM's application, if the plan has callers or a queue that refuses requests."""
     callers = CallersFile(plan.callers, plan) if plan.callers else None
     if callers is not None:
         ledger.set_item("endpoint", "callers", "applied")

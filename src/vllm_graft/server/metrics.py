@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
-Kind = Literal["gauge", "counter", "histogram"]
+MetricKind = Literal["gauge", "counter", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class MetricFamily:
     """One metric with its samples, each a line of the text format."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     words: str
     lines: Sequence[str]
 
@@ -51,7 +51,7 @@ class MetricFamily:
 _QUEUE: Final = "vllm_graft_queue_"
 _WAITS: Final = _QUEUE + "wait_seconds"
 
-_QUEUE_METRICS: Final[dict[str, tuple[str, Kind, str]]] = {
+_QUEUE_METRICS: Final[dict[str, tuple[str, MetricKind, str]]] = {
     "waiting": ("waiting", "gauge", "Requests that wait."),
     "running": ("running", "gauge", "Requests that were admitted and have not ended."),
     "admitted": ("admitted_total", "counter", "Requests that were admitted, each once."),
@@ -117,9 +117,9 @@ def item_families(views: Sequence[ledger.ProcessView], plan: Plan, damaged: int 
     states = Counter((item.point, item.name, _role(view), item.state) for view in living for item in view.record.items)
     words = "Processes in which a planned item is in this state."
     yield _family(_ITEM + "processes", "gauge", words, ("point", "item", "role", "state"), states.items())
-    calls, errors, overruns, seconds, reported = (defaultdict[Key, float](int) for _ in range(5))
-    worst: dict[Key, float] = {}
-    budgets: dict[Key, float] = {}
+    calls, errors, overruns, seconds, reported = (defaultdict[LabelValues, float](int) for _ in range(5))
+    worst: dict[LabelValues, float] = {}
+    budgets: dict[LabelValues, float] = {}
     for view in views:
         for item in view.record.items:
             own = (item.point, item.name, _role(view))
@@ -135,7 +135,7 @@ def item_families(views: Sequence[ledger.ProcessView], plan: Plan, damaged: int 
             if view.life in ("running", "unknown"):
                 for figure, number in view.figures.get(item.name, {}).items():
                     reported[*own, figure] += number
-    families: tuple[tuple[str, Kind, str, dict[Key, float]], ...] = (
+    families: tuple[tuple[str, MetricKind, str, dict[LabelValues, float]], ...] = (
         ("calls_total", "counter", "Calls of an item's hooks.", calls),
         ("errors_total", "counter", "Calls that raised.", errors),
         ("overruns_total", "counter", "Calls over the budget.", overruns),
@@ -145,9 +145,9 @@ def item_families(views: Sequence[ledger.ProcessView], plan: Plan, damaged: int 
     )
     for name, kind, words, values in families:
         yield _family(_ITEM + name, kind, words, ("point", "item", "role", "hook"), values.items())
-    words = "Figures that an item reports of itself."
+    words = "Figures that an item reports of itself, added up over processes."
     yield _family(_ITEM + "figure", "gauge", words, ("point", "item", "role", "figure"), reported.items())
-    findings = Counter[Key](
+    findings = Counter[LabelValues](
         (finding.code, finding.level)
         for finding in findings_of([view.as_dict() for view in views], plan)
         if finding.code not in _ELSEWHERE
@@ -158,11 +158,11 @@ def item_families(views: Sequence[ledger.ProcessView], plan: Plan, damaged: int 
     yield _family("vllm_graft_findings", "gauge", words, ("code", "level"), findings.items())
 
 
-Key = tuple[str, ...]
+LabelValues = tuple[str, ...]
 
 
 def _family(
-    name: str, kind: Kind, words: str, labels: Sequence[str], values: Iterable[tuple[Key, float]]
+    name: str, kind: MetricKind, words: str, labels: Sequence[str], values: Iterable[tuple[LabelValues, float]]
 ) -> MetricFamily:
     lines = [_sample(name, _labels(**dict(zip(labels, key, strict=True))), value) for key, value in sorted(values)]
     return MetricFamily(name, kind, words, lines)
@@ -189,9 +189,9 @@ def _labels(**labels: str) -> str:
 class Exposition:
     """Renders our families as text, from the files of this process's run."""
 
-    def __init__(self, plan: Plan, book: Callable[[], ledger.Ledger] = ledger.current) -> None:
+    def __init__(self, plan: Plan, find_ledger: Callable[[], ledger.Ledger] = ledger.current) -> None:
         self._plan = plan
-        self._book = book
+        self._find_ledger = find_ledger
         self._lock = threading.Lock()
         self._queues = QueueLines()
         self._home: Path | None = None
@@ -201,13 +201,13 @@ class Exposition:
     def text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
         """Return every family, or those that have a sample of these names."""
         with self._lock:
-            home = self._book().home
+            home = self._find_ledger().home
             if home != self._home:
                 self._home, self._statistics = home, ledger.StatisticsReader(home)
             families: list[MetricFamily] = []
             if self._plan.of("scheduler"):
                 families += self._queues.families(self._statistics.queues())
-            own = self._book().view()
+            own = self._find_ledger().view()
             views, damaged = ledger.read_processes(home)
             if own is not None and all(view.record.pid != own.record.pid for view in views):
                 # Its record is not on disk: the disk is full, or the folder was removed.
@@ -234,7 +234,7 @@ class Exposition:
 
 
 def install_metrics(app: FastAPI, plan: Plan) -> None:
-    """Add our families to the ``/metrics`` of an application of vLLM's."""
+    """Add our families to the ``/metrics`` of vLLM's application."""
     from starlette.routing import Route
 
     exposition = Exposition(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -9,12 +10,12 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from vllm_graft.bindings.sampling.requests import describe_samplers
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, worst_first
 from vllm_graft.ledger import ProcessRow, StatusDocument, current, status_document
 from vllm_graft.ledger.quarantine import QuarantineReader
 from vllm_graft.ledger.queue_statistics import QueueRow, busiest
 from vllm_graft.ledger.status import ItemRow
-from vllm_graft.plan import Plan, carried_run
+from vllm_graft.plan import Plan, inherited_run
 from vllm_graft.text import printable
 
 if TYPE_CHECKING:
@@ -25,26 +26,36 @@ if TYPE_CHECKING:
 Status = Callable[[], Awaitable[tuple[list[ProcessRow], list[Finding]]]]
 """Returns every process of the server, and the findings about them."""
 
+Route = Callable[["Request"], Awaitable["Response"]]
+"""Answers a request to one of the routes."""
+
 
 def install_status(app: FastAPI, run: str, look: Status, plan: Plan, keys: Callable[[], list[str]]) -> None:
-    """Add the routes to an application of vLLM's; ``keys`` returns the API keys, which vLLM knows later."""
+    """Add the routes to vLLM's application; ``keys`` returns the API keys, which vLLM knows later."""
     from starlette.responses import HTMLResponse, JSONResponse
 
     quarantine = QuarantineReader(current())
 
+    def with_key(route: Route) -> Route:
+        @functools.wraps(route)
+        async def checked(request: Request) -> Response:
+            if not is_allowed(request.headers.get("authorization"), keys()):
+                return JSONResponse({"error": "missing or invalid API key"}, 401)
+            return await route(request)
+
+        return checked
+
+    @with_key
     async def status(request: Request) -> Response:
-        if not is_allowed(request.headers.get("authorization"), keys()):
-            return JSONResponse({"error": "this server asks for an API key"}, 401)
         rows, findings = await look()
         document = status_document(run, plan, rows, findings, with_options=False)
         if "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(status_page(document))
         return JSONResponse(document)
 
+    @with_key
     async def samplers(request: Request) -> Response:
-        if not is_allowed(request.headers.get("authorization"), keys()):
-            return JSONResponse({"error": "this server asks for an API key"}, 401)
-        return JSONResponse(describe_samplers(plan, carried_run(), quarantine.reasons()))
+        return JSONResponse(describe_samplers(plan, inherited_run(), quarantine.reasons()))
 
     app.router.add_route("/graft/status", status, methods=["GET"])
     app.router.add_route("/graft/samplers", samplers, methods=["GET"])
@@ -78,7 +89,9 @@ table { border-collapse: collapse; width: 100%; font-size: .92em }
 th, td { text-align: left; padding: .35rem .6rem .35rem 0; border-bottom: 1px solid #8884; vertical-align: top }
 th { font-weight: 600 }
 td { font-variant-numeric: tabular-nums }
-td.long, li { overflow-wrap: anywhere }
+td.long, li, p { overflow-wrap: anywhere }
+td.long { min-width: 6.5rem }
+.wide { overflow-x: auto }
 ul { list-style: none; padding: 0 }
 li { border-left: 3px solid #8888; margin: .5rem 0; padding-left: .7rem }
 code { font-size: .92em }
@@ -95,10 +108,14 @@ _HEAD: Final = ("process", "pid", "role", "life", "vLLM", "item", "state", "call
 
 def status_page(found: StatusDocument) -> str:
     """Render the status document as one HTML page without scripts."""
-    findings = found["findings"]
+    findings = [each.as_dict() for each in worst_first(map(Finding.from_dict, found["findings"]))]
     verdict = '<p class="good">Every process has what its plan names.</p>'
     if findings:
         verdict = f"<ul>{''.join(_finding(row) for row in findings)}</ul>"
+    for row in found["processes"]:
+        if row["last_error"]:
+            verdict += f"<p class=worrying>last error in {_text(row['name'])} (pid {_text(row['pid'])}): "
+            verdict += f"{_text(row['last_error'])}</p>"
     body = "".join(_process(row) for row in found["processes"])
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
@@ -143,7 +160,7 @@ def _queues(rows: Sequence[QueueRow]) -> str:
                 lines += f"<td{long}>{_text('' if value is None else value)}"
         lines += "</tr>"
     more = f"<p class=soft>and {left_out} more, in the JSON document</p>" if left_out else ""
-    return f"<h2>Queues</h2><table><tr>{head}</tr>{lines}</table>{more}"
+    return f"<h2>Queues</h2><div class=wide><table><tr>{head}</tr>{lines}</table></div>{more}"
 
 
 def _process(row: ProcessRow) -> str:

@@ -2,7 +2,7 @@
 
 The engine launches a step and goes on with the next one, as with a real device; reading a step's output waits for its
 end. There are three clocks: real time, real time sped up by a factor, and virtual time, which jumps to the end of a
-step as soon as its output is read. Virtual time belongs to one process, in which Python's own clocks show it.
+step as soon as its output is read. Virtual time works only in a single process, in which Python's own clocks show it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """Time that passes only in ``wait_until``. ``install`` puts it in the place of Python's own clocks."""
+    """Time that passes only in ``wait_until``. ``install`` puts it in place of Python's own clocks."""
 
     def __init__(self) -> None:
         self._ns = _EPOCH_NS

@@ -54,7 +54,7 @@ class Device:
     eager_ms: float = 0.0
     """The least time of a step too large for vLLM's CUDA graphs, which is launched operation by operation."""
     reserve_gb: float = 1.35
-    """Memory for none of weights, activations and KV cache: the driver's context, graphs, workspaces."""
+    """Memory that is not for weights, activations or KV cache: the driver's context, graphs, workspaces."""
 
     @property
     def memory_bytes(self) -> int:
@@ -114,7 +114,7 @@ def _read_device(name: str, table: DeviceTable) -> Device:
         if values[BASE] not in DEVICES:
             raise table_fields.wrong(
                 BASE,
-                f"{BASE} of the device {name!r} must be a device that ships, and is {values[BASE]!r}",
+                f"{BASE} of the device {name!r} must be a device that ships, but is {values[BASE]!r}",
                 f"name one of {', '.join(DEVICES)}",
             )
         return replace(DEVICES[str(values[BASE])], **numbers)

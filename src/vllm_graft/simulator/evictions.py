@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_graft.bindings.attention.layers import NOTES, SCORES
+from vllm_graft.bindings.attention.layers import EVICTIONS, SCORES
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -37,7 +37,7 @@ class Evictions:
         began = {request.req_id for request in output.scheduled_new_reqs} | set(cached.resumed_req_ids)
         for request_id in (*output.finished_req_ids, *began):
             self._lost.pop(request_id, None)
-        for request_id, gone in (getattr(output, NOTES, None) or {}).items():
+        for request_id, gone in (getattr(output, EVICTIONS, None) or {}).items():
             self._lost[request_id] += len(gone)
         for share in batch.shares if self._lost else ():
             share.context -= self._lost[share.request_id] * self._block_size

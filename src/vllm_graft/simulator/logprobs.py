@@ -126,12 +126,12 @@ class RequestLogprobs:
         self.limit = distribution.limit(params)
         self.token_ids = params.logprob_token_ids or None
         self.count = params.num_logprobs
-        """Tokens besides the chosen one; -1 for all, None where only the prompt's values are wanted."""
+        """Tokens besides the chosen one; -1 for all, None if only the prompt's values are wanted."""
         self._prompt_count = params.prompt_logprobs
         self._prompt = np.asarray(request.prompt_token_ids or (), dtype=np.int64)
 
     def prompt(self) -> Table | None:
-        """Return the values of the prompt's tokens but the first; None where they are not wanted."""
+        """Return the values of the prompt's tokens but the first; None if they are not wanted."""
         if self._prompt_count is None or not len(self._prompt):
             return None
         places = np.arange(len(self._prompt), dtype=np.uint64)
@@ -150,7 +150,7 @@ class LogprobModel:
         self._distribution = Distribution(vocabulary)
 
     def open(self, request: NewRequestData) -> RequestLogprobs | None:
-        """Return a request's log probabilities; None where it wants none."""
+        """Return a request's log probabilities; None if it wants none."""
         params = request.sampling_params
         if params is None or (params.num_logprobs is None and params.prompt_logprobs is None):
             return None

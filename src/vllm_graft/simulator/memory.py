@@ -86,9 +86,9 @@ def _model_shape(model: ModelConfig) -> ModelShape:
     kept = head if latent else 2 * heads * head
     if found.kv_width != kept:
         raise ConfigError(
-            f"a layer keeps {kept} numbers per token as vLLM runs the model, and {found.kv_width} by its configuration",
+            f"a layer keeps {kept} numbers per token as vLLM runs the model, but {found.kv_width} by its configuration",
             where=str(model.model),
-            fix="unset VLLM_MLA_DISABLE where it is set; else take another model, or the device 'instant'",
+            fix="unset VLLM_MLA_DISABLE if it is set; otherwise take another model, or the device 'instant'",
         )
     return found
 
@@ -96,7 +96,7 @@ def _model_shape(model: ModelConfig) -> ModelShape:
 def kv_cache_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int:
     """Return the size of this model's KV cache: as configured, else what the memory leaves.
 
-    Raises ConfigError where the weights, or one request of full length, would not fit: vLLM would say so too, but
+    Raises ConfigError if the weights, or one request of full length, would not fit: vLLM would say so too, but
     advise settings that may have no effect here.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
@@ -114,7 +114,7 @@ def kv_cache_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int
         else:
             more = _MORE_DEVICES
         raise ConfigError(
-            f"one request of max_model_len {model.max_model_len} needs {need} bytes of KV cache, and there are {size}",
+            f"one request of max_model_len {model.max_model_len} needs {need} bytes of KV cache, but there are {size}",
             where=_WHERE,
             fix=f"{more}, or lower --max-model-len",
         )
@@ -125,7 +125,7 @@ _MORE_DEVICES = "raise --tensor-parallel-size, take a device with more memory"
 
 
 def remaining_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int:
-    """Return what the modelled device's memory leaves for the KV cache; ConfigError where the model does not fit."""
+    """Return what the modelled device's memory leaves for the KV cache; ConfigError if the model does not fit."""
     modelled = build_roofline(vllm_config, settings)
     if modelled is None:
         return INSTANT_KV_BYTES
@@ -158,7 +158,7 @@ def attention_windows(vllm_config: VllmConfig) -> list[int | WindowShape | None]
 
 
 def _layer_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
-    """Return what each attention layer of the model keeps per token, by the plan where one names a KV policy."""
+    """Return what each attention layer of the model keeps per token, by the plan if one names a KV policy."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
@@ -168,7 +168,7 @@ def _layer_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
         "head_size": model.get_head_size(),
         "dtype": _kv_dtype(vllm_config),
     }
-    # None where --disable-sliding-window is set, whatever the file says.
+    # None if --disable-sliding-window is set, whatever the file says.
     window = model.get_sliding_window()
     config = ConfigFields(model.hf_text_config.to_dict(), FILE)
     windows = read_windows(config, model.get_total_num_hidden_layers())
@@ -176,7 +176,7 @@ def _layer_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
     def unserved() -> str:
         """Return why the layers of a real device could not have a window; empty if they could."""
         if model.use_mla:
-            return "its attention is latent (MLA), and windows are for plain causal self-attention"
+            return "its attention is latent (MLA), but windows are for plain causal self-attention"
         return unserved_cache(str(cache.cache_dtype)) or unserved_engine(vllm_config)
 
     specs: dict[str, KVCacheSpec] = {}

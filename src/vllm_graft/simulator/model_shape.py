@@ -75,7 +75,7 @@ _WEIGHT_BYTES: Final[Mapping[str, float]] = {
     **dict.fromkeys(("mxfp4", "awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes"), 0.53),
     **dict.fromkeys(("modelopt_fp4", "nvfp4"), 0.56),
 }
-"""Bytes per weight of a quantized model, scales included, where its configuration does not say how many bits."""
+"""Bytes per weight of a quantized model, scales included, if its configuration does not say how many bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +163,11 @@ class ConfigFields(Fields):
 
     @property
     def kind(self) -> str:
-        """The model's type; empty where the file has none."""
+        """The model's type; empty if the file has none."""
         return self._typed("model_type", str, "a name") or ""
 
     def part(self, name: str) -> Mapping[str, Any]:
-        """Return a nested table; empty where there is none."""
+        """Return a nested table; empty if there is none."""
         return self._typed(name, Mapping, "an object") or {}
 
     def switch(self, name: str, default: bool) -> bool:
@@ -178,7 +178,7 @@ class ConfigFields(Fields):
         return default if value is None else bool(value)
 
     def entries(self, name: str) -> tuple[Any, ...]:
-        """Return a list's entries; none where there is no list."""
+        """Return a list's entries; none if there is no list."""
         return tuple(self._typed(name, (list, tuple), "a list") or ())
 
     def _typed(self, name: str, kind: type | tuple[type, ...], wanted: str) -> Any:
@@ -188,7 +188,7 @@ class ConfigFields(Fields):
         return value
 
     def optional(self, *names: str) -> int | None:
-        """Return the first whole number above 0 among the names; None where there is none."""
+        """Return the first whole number above 0 among the names; None if there is none."""
         for name in names:
             value = self.raw(name)
             if isinstance(value, list | tuple) and value:
@@ -203,7 +203,7 @@ class ConfigFields(Fields):
         return None
 
     def required(self, *names: str) -> int:
-        """Return the first whole number above 0 among the names; ConfigError where there is none."""
+        """Return the first whole number above 0 among the names; ConfigError if there is none."""
         value = self.optional(*names)
         if value is None:
             raise self.wrong(names[0], "is missing" if names[0] not in self._values else "must be above 0")
@@ -216,7 +216,7 @@ class ConfigFields(Fields):
 
     def unfit(self, key: str, value: object, wanted: str) -> ConfigError:
         """Return the error about a value of another kind."""
-        return self.wrong(key, f"must be {wanted}, and is {value!r}")
+        return self.wrong(key, f"must be {wanted}, but is {value!r}")
 
     def unmodelled(self, what: str) -> UnmodelledError:
         """Return the error about a valid model of an unsupported architecture."""
@@ -294,7 +294,7 @@ def read_shape(
 
 
 def _read_mixture(config: ConfigFields, hidden: int, attention: int) -> LayerShape | None:
-    """Read a layer with experts; None where no layer has any."""
+    """Read a layer with experts; None if no layer has any."""
     experts = config.optional(*_EXPERTS)
     if not experts or not config.switch("use_moe", True):
         return None
@@ -361,7 +361,7 @@ def _read_weight_bytes(values: Mapping[str, Any], config: ConfigFields, element_
         if isinstance(weights, Mapping):
             bits = bits or weights.get("num_bits")
     if isinstance(bits, int | float) and not isinstance(bits, bool) and 0 < bits <= 32:
-        # Plus scales: one of 16 bits for about every 64 weights, where the weights are small.
+        # Plus scales: one of 16 bits for about every 64 weights, if the weights are small.
         return float(bits) / 8 + (0.03 if bits < 8 else 0.0)
     if quantized.get("load_in_8bit"):
         return 1.0
@@ -388,7 +388,7 @@ class Model:
 
     @property
     def shape(self) -> ModelShape | None:
-        """The shape; None where the file leaves a value to vLLM's own defaults.
+        """The shape; None if the file leaves a value to vLLM's own defaults.
 
         Raises ConfigError for an architecture that is not modelled.
         """
@@ -443,7 +443,7 @@ def find_model(given: str) -> Model:
         raise ConfigError(f"is not JSON: {error}", where=str(path), fix="give a model's config.json") from error
     if not isinstance(config, dict):
         raise ConfigError(
-            f"is no JSON object but {type(config).__name__}", where=str(path), fix="give a model's config.json"
+            f"is not a JSON object but {type(config).__name__}", where=str(path), fix="give a model's config.json"
         )
     if not config.get("architectures"):
         raise ConfigError(

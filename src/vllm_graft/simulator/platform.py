@@ -104,7 +104,7 @@ class SimulatedPlatform(Platform):
             refusals.check_ending(vllm_config)
         if settings.virtual:
             refusals.check_virtual(vllm_config)
-            # Set here because vLLM starts one process per device otherwise, each with a clock of its own.
+            # Set here because otherwise vLLM starts one process per device, each with a clock of its own.
             vllm_config.parallel_config.distributed_executor_backend = cls.executor_cls
         # "auto" means that the user has named no worker.
         if vllm_config.parallel_config.worker_cls == "auto":
@@ -161,10 +161,10 @@ class SimulatedPlatform(Platform):
 
 
 def tolerate_missing_accelerator() -> None:
-    """Make torch's cache functions do nothing where no accelerator exists.
+    """Make torch's cache functions do nothing if no accelerator exists.
 
     At the end of an engine vLLM calls these two functions on every platform but its own CPU one, and torch raises
-    where no accelerator exists. Where one exists they work as before.
+    if no accelerator exists. If one exists they work as before.
     """
     for name in ("empty_cache", "empty_host_cache"):
         original = getattr(torch.accelerator, name, None)

@@ -77,30 +77,30 @@ def check_config(vllm_config: VllmConfig) -> None:
         raise _refusal(f"speculative method {method!r} is not simulated", fix)
     if _setting(vllm_config, "speculative_config.rejection_sample_method") == "synthetic":
         raise _refusal(
-            "rejection_sample_method 'synthetic' changes the tokens, and drafts here never do",
+            "rejection_sample_method 'synthetic' changes the tokens, but drafts here never do",
             "leave it out and set the simulated acceptance instead",
         )
 
 
 def check_virtual(vllm_config: VllmConfig) -> None:
-    """Raise ConfigError where time is virtual and the engine would have more than one process."""
+    """Raise ConfigError if time is virtual and the engine would have more than one process."""
     from vllm import envs
 
     if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         raise _refusal(
-            "virtual time belongs to one process, and this engine would have one of its own",
+            "virtual time works only in a single process, but this engine would run in a separate one",
             "run a workload (vllm-graft simulate --speed virtual --workload FILE), set "
             "VLLM_ENABLE_V1_MULTIPROCESSING=0 for LLM(), or give a server a number as its speed",
         )
     if vllm_config.parallel_config.data_parallel_size > 1:
         raise _refusal(
-            "virtual time belongs to one process, and each data-parallel rank has one of its own",
+            "virtual time works only in a single process, but each data-parallel rank runs in a separate one",
             "simulate one rank with its share of the load, or give a number as the speed",
         )
 
 
 def check_ending(vllm_config: VllmConfig) -> None:
-    """Raise ConfigError where answers have a natural length and vLLM would not know the token that ends them."""
+    """Raise ConfigError if answers have a natural length and vLLM would not know the token that ends them."""
     model = vllm_config.model_config
     if model is not None and model.skip_tokenizer_init and not ending_ids(model):
         raise _refusal(
@@ -116,7 +116,7 @@ def check_request(params: SamplingParams | PoolingParams) -> None:
     from vllm.sampling_params import SamplingParams
 
     if not isinstance(params, SamplingParams):
-        raise VLLMValidationError(f"{_WHERE}: pooling needs hidden states, and none are computed")
+        raise VLLMValidationError(f"{_WHERE}: pooling needs hidden states, but none are computed")
     for name in _LOGIT_PARAMETERS:
         # Unset is None or empty; 0 is set.
         value = getattr(params, name, None)

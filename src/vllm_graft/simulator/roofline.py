@@ -4,7 +4,7 @@
     attention = for each request, max(KV read / bandwidth, multiplications / arithmetic)
     step      = linear + attention + a constant per layer and per request + exchange between devices
 
-A step with prompts in it takes at least the host's time for its launch, where the device's table gives one. Tensor
+A step with prompts in it takes at least the host's time for its launch, if the device's table gives one. Tensor
 parallel devices share weights, KV cache and arithmetic, and exchange each layer's activations twice. Pipeline stages
 hold consecutive layers; a batch passes from one to the next. Data parallel engines share only the experts: all are
 assumed equally busy, and each holds its part and computes it for the tokens of all.

@@ -42,9 +42,9 @@ VARIABLES: Final[Mapping[str, str]] = {
 }
 """The variable over each key of ``[simulated]``."""
 
-_LARGEST: Final = sys.float_info.max
+_MAX_FLOAT: Final = sys.float_info.max
 _BYTES: Final = "a whole number of bytes, 0 or more"
-_NO_NAMES: Final = ("1", "true", "yes", "0", "false", "no")
+_SWITCH_WORDS: Final = ("1", "true", "yes", "0", "false", "no")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class SimulationSettings:
     named: bool = False
     """True if the file or the environment names it."""
     device: Device | None = None
-    """Its numbers; None where steps take no time."""
+    """Its numbers; None if steps take no time."""
     speed: float = 1.0
     """Modelled seconds per second of real time; infinite in virtual time."""
     output_tokens: float = 0.0
@@ -64,7 +64,7 @@ class SimulationSettings:
     acceptance: float = 0.7
     """The share of draft tokens that are right."""
     kv_bytes: int = 0
-    """The KV cache's size where it is given; 0 where the device's memory decides."""
+    """The KV cache's size if it is given; 0 if the device's memory decides."""
 
     @property
     def virtual(self) -> bool:
@@ -95,38 +95,38 @@ def resolve_settings(environ: Mapping[str, str] | None = None) -> SimulationSett
     for key, variable in VARIABLES.items():
         text = environ.get(variable, "").strip()
         # GRAFT_SIMULATE=1 asks for the platform and leaves the device to the file; 0 asks for neither.
-        if text and not (key == "device" and text.lower() in _NO_NAMES):
+        if text and not (key == "device" and text.lower() in _SWITCH_WORDS):
             given[key] = (text, variable)
     values = {key: value for key, (value, _) in given.items()}
     fields = _SettingFields(values, "[simulated]", lambda key: given[key][1] if key in given else "[simulated]")
     fields.only(VARIABLES)
     name, origin = given.get("device", (INSTANT, ""))
     if not isinstance(name, str):
-        raise fields.wrong("device", f"device must be a name, and is {name!r}", "give a name in quotes")
-    kv_bytes = fields.number("kv_bytes", 0.0, most=_LARGEST, wanted=_BYTES)
+        raise fields.wrong("device", f"device must be a name, but is {name!r}", "give a name in quotes")
+    kv_bytes = fields.number("kv_bytes", 0.0, most=_MAX_FLOAT, wanted=_BYTES)
     if kv_bytes != int(kv_bytes):
         raise fields.unfit("kv_bytes", values["kv_bytes"], _BYTES)
     device = find_device(name, file.devices if file is not None else {}, origin)
     speed, raw_speed = math.inf, fields.raw("speed")
     if not isinstance(raw_speed, str) or raw_speed.lower() != VIRTUAL:
         try:
-            speed = fields.number("speed", 1.0, least=sys.float_info.min, most=_LARGEST)
+            speed = fields.number("speed", 1.0, least=sys.float_info.min, most=_MAX_FLOAT)
         except ConfigError as error:
-            what = f"speed must be a number above 0 or {VIRTUAL!r}, and is {raw_speed!r}"
+            what = f"speed must be a number above 0 or {VIRTUAL!r}, but is {raw_speed!r}"
             raise ConfigError(what, where=error.where, fix="give 1 for real time, 10 for ten times as fast") from None
     return SimulationSettings(
         name=name,
         named="device" in given,
         device=device,
         speed=speed,
-        output_tokens=fields.number("output_tokens", 0.0, most=_LARGEST, wanted="a number, 0 or more"),
+        output_tokens=fields.number("output_tokens", 0.0, most=_MAX_FLOAT, wanted="a number, 0 or more"),
         acceptance=fields.number("acceptance", 0.7, most=1.0, wanted="a number from 0 to 1"),
         kv_bytes=int(kv_bytes),
     )
 
 
 def carried_settings(vllm_config: VllmConfig) -> SimulationSettings:
-    """Return the settings that travel with a configuration; where there are none yet, put this process's there."""
+    """Return the settings that travel with a configuration; if there are none yet, put this process's there."""
     extra = vllm_config.additional_config
     if isinstance(extra, dict):
         if KEY not in extra:

@@ -33,7 +33,7 @@ _WORDS: Final = 1 << 64
 _FEW: Final = 64
 _STRONG_BIAS: Final = 100.0
 _LENGTH_SALT: Final = 0x6C656E677468
-# Where the tokenizer is not loaded, the configuration is all there is to tell text from control.
+# If the tokenizer is not loaded, the configuration is all there is to tell text from control.
 _SPECIAL: Final = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -46,7 +46,7 @@ class TokenStream(Protocol):
 
 
 class TokenSource(Protocol):
-    """The seam for tokens: a subclass of the worker may put another source in the place of ``HashedTokens``."""
+    """The seam for tokens: a subclass of the worker may put another source in place of ``HashedTokens``."""
 
     def open(self, request: NewRequestData) -> TokenStream:
         """Return the tokens of a request; called again when the request comes back after a preemption."""
@@ -55,16 +55,16 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The token ids ``0`` to ``size - 1``, of which ``special`` are no ordinary text."""
+    """The token ids ``0`` to ``size - 1``, of which ``special`` are not ordinary text."""
 
     size: int
     special: frozenset[int] = frozenset()
     padding: int = 0
-    """Ids of the model past the tokenizer's last one: many a configuration rounds the size up. They are never text."""
+    """Ids of the model past the tokenizer's last one: many configurations round the size up. They are never text."""
 
 
 def read_vocabulary(model_config: ModelConfig) -> Vocabulary:
-    """Read a model's vocabulary from its configuration, and from its ``tokenizer.json`` where there is one."""
+    """Read a model's vocabulary from its configuration, and from its ``tokenizer.json`` if there is one."""
     size: int = model_config.get_vocab_size()
     special = _ids(*(getattr(model_config.hf_text_config, name, None) for name in _SPECIAL))
     if model_config.skip_tokenizer_init:
@@ -84,7 +84,7 @@ def read_tokenizer(file: Path) -> Vocabulary:
 
 
 def ending_ids(model_config: ModelConfig) -> frozenset[int]:
-    """Return the tokens at which vLLM ends a text by itself where it has no tokenizer."""
+    """Return the tokens at which vLLM ends a text by itself if it has no tokenizer."""
     return _ids(model_config.try_get_generation_config().get("eos_token_id"))
 
 
@@ -114,7 +114,7 @@ class LengthModel:
 
 
 class HashedTokens:
-    """Ordinary tokens by hash; a special one only where a request or its grammar demands it, or the text ends."""
+    """Ordinary tokens by hash; a special one only if a request or its grammar demands it, or the text ends."""
 
     def __init__(self, seed: int, vocabulary: Vocabulary, lengths: LengthModel | None = None) -> None:
         self._seed = seed
@@ -122,7 +122,7 @@ class HashedTokens:
         self._lengths = lengths
 
     def open(self, request: NewRequestData) -> HashedStream:
-        """Return the tokens of one request, by its prompt, its adapter, and its own seed where it has one."""
+        """Return the tokens of one request, by its prompt, its adapter, and its own seed if it has one."""
         key = request_key(request, self._seed)
         length = self._lengths.length(splitmix64(key ^ _LENGTH_SALT, 0)) if self._lengths is not None else None
         return HashedStream(key, self._vocabulary, request.sampling_params, length)
@@ -141,7 +141,7 @@ class HashedStream:
         self._allowed: list[int] | None = None
         """The only tokens that the request allows; None for all that are not banned."""
         self._ending: int | None = None
-        """The token by which vLLM sees the end of a text; None where the request ignores it."""
+        """The token by which vLLM sees the end of a text; None if the request ignores it."""
         self._minimum = 0
         if params is not None:
             self._stops = frozenset(params.all_stop_token_ids)

@@ -182,7 +182,7 @@ class SimulatedWorker(WorkerBase):
         return None
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput | None:
-        """Return the tokens of the step launched last; None where none was, which vLLM reports as its error."""
+        """Return the tokens of the step launched last; None if none was, which vLLM reports as its error."""
         if self._launched is None:
             return None
         (batch, end), self._launched = self._launched, None
@@ -271,7 +271,7 @@ class SimulatedWorker(WorkerBase):
     compute_weight_checksums = _unavailable("computing checksums of weights")
 
     def shutdown(self) -> None:
-        """Give Python its clocks back, where time was virtual and no other engine of this process needs it."""
+        """Give Python its clocks back, if time was virtual and no other engine of this process needs it."""
         VIRTUAL_CLOCK.release(self)
         super().shutdown()
 
@@ -286,7 +286,7 @@ class SimulatedWorker(WorkerBase):
             self._timeline.wait(self._timeline.launch([seconds]))
 
     def _refuse(self, what: str, *, fix: str) -> None:
-        """Raise on the last rank, or where this worker stands for all ranks; return elsewhere.
+        """Raise on the last rank, or if this worker stands for all ranks; return elsewhere.
 
         vLLM's multi-process executor stops reading replies at the first failure and takes unread replies for those of
         its next call. After the last rank's reply there are none.
@@ -313,11 +313,11 @@ class AdapterCache:
         return adapter in self._pinned
 
     def remove(self, adapter: int) -> bool:
-        """Unload an adapter; False where it was not loaded."""
+        """Unload an adapter; False if it was not loaded."""
         return self._pinned.pop(adapter, None) is not None
 
     def pin(self, adapter: int) -> bool:
-        """Keep an adapter from leaving; False where it is not loaded."""
+        """Keep an adapter from leaving; False if it is not loaded."""
         if adapter not in self._pinned:
             return False
         self._pinned[adapter] = True

@@ -13,7 +13,7 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 
 from vllm_graft.sources.modules import Definition, ScopeEntry, SourceModule, read_module
 from vllm_graft.sources.origins import Source, package_files
-from vllm_graft.sources.scopes import Imported, absolute
+from vllm_graft.sources.scopes import Imported, Namespace, absolute
 
 # The longest chain of re-exports and bases; a longer one is taken for a circle.
 _DEEP: Final = 24
@@ -80,7 +80,7 @@ class Walk(Generic[ItemT]):
         return (item, inherited) if item is not None else None
 
     def module_at(self, module: str, attribute: str, deep: int = _DEEP) -> str:
-        """Return the module that a name stands for, as after ``from vllm import envs``; empty where it is none."""
+        """Return the module that a name stands for, as after ``from vllm import envs``; empty if it is not a module."""
         found = self._module(module)
         for one in found.imports(attribute) if found is not None and deep else ():
             inner = f"{one.module}.{one.name}" if one.name else one.module
@@ -110,7 +110,7 @@ class Walk(Generic[ItemT]):
         return found
 
     def bases(self, item: ItemT) -> list[ItemT | str]:
-        """Return the bases of a class in order: the class where it can be found, else the expression that names it."""
+        """Return the bases of a class in order: the class if it can be found, else the expression that names it."""
         return [self.base(item.module, name) or name or "?" for name in item.bases]
 
     def base(self, module: ModuleNames[ItemT], name: str, deep: int = _DEEP) -> ItemT | None:
@@ -155,7 +155,7 @@ class Walk(Generic[ItemT]):
 
 
 def find(source: Source, module: str, qualname: str) -> Definition | None:
-    """Return the definition of ``qualname`` in ``module``, or None where reading does not find one."""
+    """Return the definition of ``qualname`` in ``module``, or None if reading does not find one."""
     return Finder(source).find(module, qualname)
 
 
@@ -174,7 +174,7 @@ class Finder:
         return found[0].definition(found[1]) if found is not None else None
 
     def module(self, name: str) -> SourceModule | None:
-        """Return one module, or None where there is none that can be parsed."""
+        """Return one module, or None if there is none that can be parsed."""
         if name not in self._modules:
             outside = self._within and name.partition(".")[0] != self._within
             file = self.source.read(name) if not outside else None
@@ -189,13 +189,23 @@ _IMPORTS_FOLLOWED: Final = 8
 
 
 def find_certain(module: SourceModule, name: str, path: Sequence[str]) -> tuple[SourceModule, ast.AST] | None:
-    """Return the one statement that makes an object, through imports and aliases; None where reading is not certain.
+    """Return the one statement that makes an object, through imports and aliases; None if reading is not certain.
 
     ``Finder`` returns what a name probably is; this refuses what a branch, a star import or code may change.
     """
     for _ in range(_IMPORTS_FOLLOWED):
-        node = module.namespace.only(name)
-        if isinstance(node, ast.ImportFrom):
+        first, _dot, rest = name.partition(".")
+        node = module.namespace.only(first)
+        if rest and isinstance(node, ast.ClassDef):
+            inner = Namespace(node).only(rest)
+            return (module, inner) if inner is not None else None
+        if rest:
+            origin = next(iter(module.imports(first)), None) if isinstance(node, ast.Import | ast.ImportFrom) else None
+            found = read_module(f"{origin.module}.{origin.name}".strip("."), path) if origin is not None else None
+            if not isinstance(found, SourceModule):
+                return None
+            module, name = found, rest
+        elif isinstance(node, ast.ImportFrom):
             (name,) = (alias.name for alias in node.names if (alias.asname or alias.name) == name)
             found = read_module(absolute(node, module.name, module.file.is_package), path)
             if not isinstance(found, SourceModule):
@@ -210,7 +220,7 @@ def find_certain(module: SourceModule, name: str, path: Sequence[str]) -> tuple[
     return None
 
 
-_MOST: Final = 3
+_MAX_PLACES: Final = 3
 
 
 def moved_to(module: str, name: str) -> list[str]:
@@ -219,6 +229,6 @@ def moved_to(module: str, name: str) -> list[str]:
     # Bytes are searched: parsing the 2,600 files of vLLM 0.32 takes seven seconds.
     defined = re.compile(rf"^(?:class|def|async def) {re.escape(name)}\b".encode(), re.MULTILINE)
     for each, file in package_files(module.partition(".")[0]):
-        if len(found) < _MOST and name.encode() in (data := file.read_bytes()) and defined.search(data):
+        if len(found) < _MAX_PLACES and name.encode() in (data := file.read_bytes()) and defined.search(data):
             found.append(f"{each}:{name}")
     return found

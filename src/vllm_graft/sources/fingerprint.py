@@ -12,11 +12,13 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _UNCOUNTED: Final = frozenset({"annotation", "ctx", "kind", "returns", "type_comment", "type_params"})
+_PREFIXES: Final = ("kw ", "/", "**", "*")
 _TEXT: Final = re.compile(r"s:([0-9a-f]{16}) b:([0-9a-f]{16})")
 
 
@@ -91,6 +93,27 @@ def each_parameter(taken: ast.arguments) -> Iterator[tuple[str, str, ast.expr | 
         yield "kw ", argument.arg, default
     if taken.kwarg is not None:
         yield "**", taken.kwarg.arg, None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterToken:
+    """A token of a signature: the prefix of its kind as in ``each_parameter``, its name, whether there is a default."""
+
+    prefix: str
+    name: str
+    has_default: bool
+
+    @property
+    def rest(self) -> str:
+        """``*`` or ``**`` where it takes any number of arguments; else empty."""
+        return self.prefix if self.prefix in ("*", "**") else ""
+
+
+@cache
+def parse_parameter(token: str) -> ParameterToken:
+    """Read a parameter that ``parameters`` wrote."""
+    prefix = next((one for one in _PREFIXES if token.startswith(one)), "")
+    return ParameterToken(prefix, token.removeprefix(prefix).removesuffix("="), token.endswith("="))
 
 
 def _tree(value: object) -> Iterator[str]:

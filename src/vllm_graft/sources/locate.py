@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 
 def find_spec(name: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
-    """Return where a module lies, or None where it is not found; a folder without ``__init__.py`` has no loader.
+    """Return where a module lies, or None if it is not found; a folder without ``__init__.py`` has no loader.
 
     path:  the folders to search; None for what this interpreter would import
     """
@@ -23,7 +23,7 @@ def find_spec(name: str, path: Sequence[str] | None = None) -> ModuleSpec | None
 
 
 def specs(name: str, path: Sequence[str] | None = None) -> Iterator[ModuleSpec | None]:
-    """Yield the spec of each package on the way to a module and its own; None ends the way where one is not found."""
+    """Yield the spec of each package on the way to a module and its own; None ends the way if one is not found."""
     parts = name.split(".")
     spec = _find_top(parts[0], path)
     yield spec

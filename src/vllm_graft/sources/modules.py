@@ -12,9 +12,9 @@ from typing import Final, Literal
 from vllm_graft.sources.fingerprint import Fingerprint, Function
 from vllm_graft.sources.locate import specs
 from vllm_graft.sources.origins import ModuleText, parse
-from vllm_graft.sources.scopes import Imported, Namespace, Scope, absolute, bindings, decorators, dotted, imported
+from vllm_graft.sources.scopes import Bindings, Imported, Namespace, absolute, bindings, decorators, dotted, imported
 
-Kind = Literal["function", "classmethod", "staticmethod", "property", "class", "value"]
+DefinitionKind = Literal["function", "classmethod", "staticmethod", "property", "class", "value"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Definition:
 
     module: str
     qualname: str
-    kind: Kind
+    kind: DefinitionKind
     path: str
     line: int
     text: str = field(repr=False)
@@ -49,7 +49,7 @@ class Definition:
 
 
 class SourceModule:
-    """One module as it is written; SyntaxError or ValueError where it cannot be parsed."""
+    """One module as it is written; SyntaxError or ValueError if it cannot be parsed."""
 
     def __init__(self, name: str, file: ModuleText) -> None:
         self.name = name
@@ -58,10 +58,10 @@ class SourceModule:
         self.body = self.tree.body
         self.scope = bindings(self.body)
         self.on_demand: frozenset[str] = frozenset()
-        """The names that only ``__getattr__`` provides: they are no attributes of the module object."""
+        """The names that only ``__getattr__`` provides: they are not attributes of the module object."""
         if "__getattr__" in self.scope:
             # Such a module loads names on demand, and declares them under TYPE_CHECKING or in a table.
-            loaded: Scope = {}
+            loaded: Bindings = {}
             for node in self.body:
                 value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
                 if isinstance(value, ast.Dict):
@@ -81,7 +81,7 @@ class SourceModule:
             for node in self.body
             if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
         ]
-        self._classes: dict[int, Scope] = {}
+        self._classes: dict[int, Bindings] = {}
 
     def place(self, attribute: str) -> ScopeEntry | None:
         """Return a name that the module itself defines, not one that it imports."""
@@ -95,7 +95,7 @@ class SourceModule:
             if found is not None:
                 yield found
 
-    def class_scope(self, cls: ast.ClassDef) -> Scope:
+    def class_scope(self, cls: ast.ClassDef) -> Bindings:
         """Return the names that a class's body binds."""
         if id(cls) not in self._classes:
             self._classes[id(cls)] = bindings(cls.body)
@@ -122,7 +122,7 @@ class ScopeEntry:
 
     @property
     def cls(self) -> ast.ClassDef | None:
-        """The class statement; None where the name is not a class."""
+        """The class statement; None if the name is not a class."""
         return next((node for node in reversed(self.nodes) if isinstance(node, ast.ClassDef)), None)
 
     @property
@@ -131,7 +131,7 @@ class ScopeEntry:
         return [dotted(base) for base in self.cls.bases] if self.cls is not None else []
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> DefinitionKind:
         """The kind of what the name stands for."""
         node = self.nodes[-1] if self.cls is None else self.cls
         if isinstance(node, ast.ClassDef):
@@ -189,7 +189,7 @@ _FINDING: Final = frozenset({"__path__", "modules", "meta_path", "path_hooks"})
 
 
 def read_module(name: str, path: Sequence[str] | None = None) -> SourceModule | Missing | None:
-    """Read a module by its dotted name; None where it may exist and its source cannot be read."""
+    """Read a module by its dotted name; None if it may exist and its source cannot be read."""
     found = list(specs(name, path))
     if found[-1] is not None:
         return _parse(found[-1])

@@ -20,14 +20,14 @@ from vllm_graft.errors import ConfigError
 from vllm_graft.sources.locate import find_spec, source_of
 
 # The most bytes of one source file: the largest of vLLM 0.32 has 0.3 MB.
-LARGEST: Final = 64 << 20
+MAX_FILE_BYTES: Final = 64 << 20
 
 
 def read_text(path: Path) -> str | None:
     """Return the text of a regular file; None for a pipe, a device, and what is too large or cannot be read."""
     try:
         # A pipe or /dev/zero would be read for ever.
-        if not path.is_file() or path.stat().st_size > LARGEST:
+        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
             return None
         return decode(path.read_bytes())
     except OSError:
@@ -43,7 +43,7 @@ def decode(data: bytes) -> str:
 
 
 def parse(text: str) -> ast.Module:
-    """Parse source text without the compiler's warnings; SyntaxError or ValueError where it cannot be parsed."""
+    """Parse source text without the compiler's warnings; SyntaxError or ValueError if it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             # Invalid escape sequences in a plugin are its author's affair.
@@ -65,7 +65,7 @@ class ModuleText:
 
     @classmethod
     def of(cls, spec: ModuleSpec | None) -> ModuleText | None:
-        """Read the module that a spec locates; None where it has no source."""
+        """Read the module that a spec locates; None if it has no source."""
         text = source_of(spec) if spec is not None else None
         if spec is None or text is None:
             return None
@@ -77,17 +77,17 @@ class Source(Protocol):
 
     @property
     def version(self) -> str:
-        """The release of vLLM in this source; empty where it does not state one."""
+        """The release of vLLM in this source; empty if it does not state one."""
 
     def read(self, module: str) -> ModuleText | None:
-        """Read a module by its dotted name; None where there is none with a source."""
+        """Read a module by its dotted name; None if there is none with a source."""
 
     def modules(self) -> Iterable[str]:
         """Return the dotted names of all modules of ``vllm`` that have a source, sorted."""
 
 
 def module_of(path: str) -> str | None:
-    """Return the dotted name of a file by its path below the folder of packages; None where it cannot be imported."""
+    """Return the dotted name of a file by its path below the folder of packages; None if it cannot be imported."""
     place = PurePosixPath(path)
     if place.suffix != ".py":
         return None

@@ -15,7 +15,7 @@ from typing import Final
 
 from vllm_graft.sources.fingerprint import Function
 
-Scope = dict[str, list[ast.AST]]
+Bindings = dict[str, list[ast.AST]]
 """The nodes that bind each name, in the order they stand."""
 
 
@@ -27,9 +27,9 @@ class Imported:
     name: str = ""
 
 
-def bindings(body: Sequence[ast.stmt], *, declared: bool = False) -> Scope:
+def bindings(body: Sequence[ast.stmt], *, declared: bool = False) -> Bindings:
     """Return the names that a body binds; with ``declared`` also those that only a type checker sees."""
-    scope: Scope = {}
+    scope: Bindings = {}
     for node, branch in _statements(body, branch=False, declared=declared):
         marks = [dotted(one) for one in getattr(node, "decorator_list", ())]
         if any(mark.rpartition(".")[2] == "overload" for mark in marks):
@@ -138,9 +138,9 @@ class Namespace:
         self.tree = tree
 
     @cached_property
-    def bound(self) -> Scope:
+    def bound(self) -> Bindings:
         """The names that the body may bind, each with the statements that may do it."""
-        found: Scope = {}
+        found: Bindings = {}
         for name, node in _all_bindings(self.tree):
             found.setdefault(name, []).append(node)
         return found
@@ -156,7 +156,7 @@ class Namespace:
         return any((node.id if isinstance(node, ast.Name) else node.attr) in names for node in nodes)
 
     def only(self, name: str) -> ast.AST | None:
-        """Return the one statement that binds a name; None where there are more, or it is in an ``if`` or ``try``."""
+        """Return the one statement that binds a name; None if there are more, or it is in an ``if`` or ``try``."""
         nodes = self.bound.get(name, [])
         return nodes[0] if len(nodes) == 1 and self.is_closed and nodes[0] in self.tree.body else None
 

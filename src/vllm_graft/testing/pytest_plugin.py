@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and set the zygote up where the project wants it."""
+    """Register the markers, and set the zygote up if the project wants it."""
     config.addinivalue_line("markers", "compiled: needs a vLLM with its compiled code; the matrix of releases has none")
     config.addinivalue_line("markers", "plain_start: starts processes by exec, not by a fork of the zygote")
     if config.getini("graft_zygote"):

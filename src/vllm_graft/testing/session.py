@@ -50,7 +50,7 @@ class Session:
     """The object that the fixture ``graft`` hands to a test.
 
     folder: the test's working folder, with ``graft.toml``, logs and laid-out packages
-    env:    the environment everything started here gets, besides this process's own; None takes a name out
+    env:    the environment everything started here gets, besides this process's own; None removes a name
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ class Session:
         lay_out(self.site, name, entry_points, modules)
 
     def simulate(self, device: str = "instant", speed: float | str = 1) -> None:
-        """Run everything started from here on on the simulated accelerator, on a modelled device where one is named.
+        """Run everything started from here on on the simulated accelerator, on a modelled device if one is named.
 
         With ``speed="virtual"`` the engine is put into the process that makes it, which is the only one of ``script``.
         """
@@ -158,9 +158,9 @@ class Session:
                 finally:
                     made.llm_engine.engine_core.shutdown()
             finally:
-                process.leave()
+                process.drop_plan()
                 if not entered:
-                    process.withdraw(active)
+                    process.uninstall(active)
                     if (found := sys.modules.get("vllm.plugins")) is not None:
                         # vLLM calls its plugins again where it had not done so before.
                         setattr(found, "plugins_loaded", loaded)  # noqa: B010 - unknown to a type checker

@@ -6,8 +6,8 @@ process that vLLM itself starts by ``spawn``. The zygote never imports vllm, vll
 imports those by itself, in the order and with the environment of a plain start, so what the tests prove stays true.
 
 What differs from a plain start: ``/proc/PID/cmdline`` is the zygote's, processes share a hash seed, LD_PRELOAD has no
-effect, and modules of other packages are in ``sys.modules`` from the beginning. The marker ``plain_start`` keeps a test
-away from the zygote.
+effect, ``gc.freeze`` and ``gc.unfreeze`` do nothing, and modules of other packages are in ``sys.modules`` from the
+beginning. The marker ``plain_start`` keeps a test away from the zygote.
 
 How a process gets its parent: the zygote is a child of the process that asks. It forks twice and the process in the
 middle exits, so the kernel gives the new process to the nearest ancestor that takes in orphans ("subreaper"), which the
@@ -99,7 +99,7 @@ class ZygoteClient:
 
 
 class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
-    """``subprocess.Popen`` that forks from the zygote where there is one and it can, and starts plainly otherwise."""
+    """``subprocess.Popen`` that forks from the zygote if there is one and it can, and otherwise starts plainly."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
                        env: Any, *rest: Any) -> None:  # fmt: skip
@@ -165,8 +165,24 @@ def suspended() -> Iterator[None]:
             _state["env"] = env
 
 
+@contextmanager
+def used(other: ZygoteClient) -> Iterator[None]:
+    """Fork from another zygote for a while, for instance from one in namespaces of its own."""
+    if "env" not in _state:
+        raise RuntimeError("processes are started plainly here, so none would be forked from this zygote")
+    kept = _state.get("client")
+    _state["client"] = other
+    try:
+        yield
+    finally:
+        if kept is None:
+            del _state["client"]
+        else:
+            _state["client"] = kept
+
+
 def client() -> ZygoteClient | None:
-    """Return the zygote of this process, started on first use; None where there is none."""
+    """Return the zygote of this process, started on first use; None if there is none."""
     if "env" not in _state:
         return None
     if "client" not in _state:
@@ -206,12 +222,17 @@ print(json.dumps([name for name in sys.modules if not name.startswith(("vllm", "
 """
 
 
-def start(modules: Sequence[str], env: Mapping[str, str]) -> tuple[ZygoteClient, subprocess.Popen[bytes]]:
-    """Start a zygote that imports these modules; return its client and its process."""
+def start(
+    modules: Sequence[str], env: Mapping[str, str], prefix: Sequence[str] = ()
+) -> tuple[ZygoteClient, subprocess.Popen[bytes]]:
+    """Start a zygote that imports these modules; return its client and its process.
+
+    ``prefix`` is a command that executes the zygote in the same process, such as ``ip netns exec NAME``.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), str(theirs.fileno())],
+            [*prefix, sys.executable, os.path.abspath(__file__), str(theirs.fileno())],
             env=dict(env),
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
@@ -230,7 +251,7 @@ def run(
     check: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Do what ``subprocess.run`` does, with a forked process where that is possible."""
+    """Do what ``subprocess.run`` does, with a forked process if that is possible."""
     if capture_output:
         options.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with ForkedPopen(words, **options) as process:
@@ -290,10 +311,12 @@ def main() -> None:
         with suppress(Exception):
             importlib.import_module(name)
         if taken := {"vllm", "vllm_graft", "prometheus_client"} & sys.modules.keys():
-            sys.exit(f"the zygote of the tests must not import {', '.join(taken)}, and {name} does")
+            sys.exit(f"the zygote of the tests must not import {', '.join(taken)}, but {name} does")
     gc.collect()
-    # Frozen objects are not looked at by the garbage collector, so their pages stay shared.
+    # Frozen objects are not looked at by the garbage collector, so their pages stay shared. They stay frozen: vLLM
+    # freezes and unfreezes the heap for each engine, and would collect in all that was imported here.
     gc.freeze()
+    gc.freeze = gc.unfreeze = _keep_frozen
     request = _serve(control)
     while True:
         _become(request, base)
@@ -302,6 +325,10 @@ def main() -> None:
             break
         request = followed
     _exit_after(request.words)
+
+
+def _keep_frozen() -> None:
+    """Stand in for ``gc.freeze`` and ``gc.unfreeze`` in forked processes."""
 
 
 def _serve(control: socket.socket) -> ForkRequest:
@@ -349,7 +376,7 @@ def _become(request: ForkRequest, base: Sequence[str]) -> None:
     for target, fd in moved.items():
         os.dup2(fd, target, inheritable=True)
         os.close(fd)
-    # Whether an output can seek was decided when the zygote started, and a pipe in the place of a file cannot.
+    # Whether an output can seek was decided when the zygote started, and a pipe in place of a file cannot.
     at_once = bool(request.env.get("PYTHONUNBUFFERED"))
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old, file = getattr(sys, name), open(fd, "wb", 0 if at_once else -1, closefd=False)  # noqa: SIM115

@@ -127,7 +127,7 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, content):
 def test_a_catalogue_of_another_form_is_refused(tmp_path, text, form):
     """It would lack what calls are judged by, and everything would seem to fit."""
     (tmp_path / "c.xz").write_bytes(lzma.compress(text.encode()))
-    with pytest.raises(ConfigError, match=rf"form {form}, and this vllm-graft reads form 3.*make catalogue"):
+    with pytest.raises(ConfigError, match=rf"form {form}, but this vllm-graft reads form 3.*make catalogue"):
         Catalogue.read(tmp_path / "c.xz")
 
 

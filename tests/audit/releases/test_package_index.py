@@ -11,7 +11,7 @@ import pytest
 from packaging.version import Version
 
 from vllm_graft.audit.releases import package_index
-from vllm_graft.audit.releases.package_index import PackageIndex, PipSettings, nearest
+from vllm_graft.audit.releases.package_index import PackageIndex, PipSettings, nearest_version
 from vllm_graft.errors import ConfigError
 
 
@@ -82,7 +82,7 @@ def test_a_release_that_does_not_exist_names_the_nearest_and_the_newest(site):
 def test_the_nearest_shares_most_of_the_number():
     """And is rather below than above."""
     versions = ["0.9.2", "0.26.0", "0.27.0", "0.27.1", "1.0.0"]
-    near = {text: nearest(Version(text), versions) for text in ("0.27.3", "0.28.0", "0.10", "2.0", "0.26.5")}
+    near = {text: nearest_version(Version(text), versions) for text in ("0.27.3", "0.28.0", "0.10", "2.0", "0.26.5")}
     assert near == {"0.27.3": "0.27.1", "0.28.0": "0.27.0", "0.10": "0.9.2", "2.0": "1.0.0", "0.26.5": "0.26.0"}
 
 

@@ -232,15 +232,17 @@ def test_more_is_fetched_later_with_the_kept_directory(index):
 
 def test_offline_says_what_is_missing(index, modules):
     """The release, or modules of it."""
-    with pytest.raises(ConfigError, match=r"vLLM 9\.1\.0 is not kept here, and --offline asks no server"):
+    with pytest.raises(ConfigError, match=r"vLLM 9\.1\.0 is not in the local cache, and --offline contacts no server"):
         open_release("9.1.0", offline=True)
     assert not index.seen
     open_release("9.1.0").read("vllm.late")
     source = open_release("9.1.0", offline=True)
     assert source.read("vllm.late").text
-    with pytest.raises(ConfigError, match=r"modules are not kept: vllm\.engine\.core, .*once without --offline"):
+    missing = r"modules are not in the local cache: vllm\.engine\.core, .*once without --offline"
+    with pytest.raises(ConfigError, match=missing):
         source.read("vllm.engine.core")
-    with pytest.raises(ConfigError, match=r"not kept: vllm, vllm\._version, .*vllm\.engine\.loop, and --offline"):
+    missing = r"not in the local cache: vllm, vllm\._version, .*vllm\.engine\.loop, and --offline"
+    with pytest.raises(ConfigError, match=missing):
         source.fetch(modules)
 
 
@@ -282,7 +284,7 @@ def test_a_damaged_file_is_fetched_again(index, damage):
     """It does not have the checksum of the directory; offline it counts as missing."""
     core = open_release("9.1.0").read("vllm.engine.core")
     Path(core.path).write_bytes(damage)
-    with pytest.raises(ConfigError, match=r"not kept: vllm\.engine\.core"):
+    with pytest.raises(ConfigError, match=r"not in the local cache: vllm\.engine\.core"):
         open_release("9.1.0", offline=True).read("vllm.engine.core")
     assert open_release("9.1.0").read("vllm.engine.core") == core
     assert open_release("9.1.0", offline=True).read("vllm.engine.core") == core
@@ -293,7 +295,7 @@ def test_a_damaged_directory_is_fetched_again(index, damage, modules):
     """Or one of another format, or nested more deeply than Python reads."""
     directory = open_release("9.1.0").folder / "directory"
     directory.write_bytes(damage or directory.read_bytes()[:-9])
-    with pytest.raises(ConfigError, match="is not kept here"):
+    with pytest.raises(ConfigError, match="is not in the local cache"):
         open_release("9.1.0", offline=True)
     assert open_release("9.1.0").modules() == modules
     assert open_release("9.1.0", offline=True).modules() == modules
@@ -317,7 +319,7 @@ def test_a_cache_that_cannot_be_written_is_told(index):
     folder = wheels.cache_folder()
     folder.mkdir()
     (folder / "wheels").write_text("in the way")
-    with pytest.raises(ConfigError, match=r"cannot be kept: .*GRAFT_CACHE_DIR"):
+    with pytest.raises(ConfigError, match=r"cannot be cached: .*GRAFT_CACHE_DIR"):
         open_release("9.1.0")
 
 
@@ -372,7 +374,7 @@ def test_a_process_killed_while_it_writes_leaves_a_usable_cache(index, modules, 
     folder = wheels.cache_folder() / "wheels" / "9.1.0"
     assert len(list((folder / "parts").iterdir())) == 1
     if left is None:
-        with pytest.raises(ConfigError, match="is not kept here"):
+        with pytest.raises(ConfigError, match="is not in the local cache"):
             open_release("9.1.0", offline=True)
     else:
         assert len(list((folder / "files").rglob("*.py"))) == left

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from vllm_graft.audit.model import (
-    Cell,
     PackageUses,
     PatchDeclaration,
     Report,
+    ReportCell,
     ReportRow,
     Use,
     Verdict,
@@ -43,7 +43,9 @@ def make() -> Make:
         module, _, qualname = name.partition(":")
         use = Use(way, module, qualname, f"{package}/patches.py", 7, **more)
         steps = zip(("0.30.0", "0.31.0"), RELEASES, states, strict=False)
-        cells = [Cell(new, old, Verdict(state), diff if state not in ("same", "") else "") for old, new, state in steps]
+        cells = [
+            ReportCell(new, old, Verdict(state), diff if state not in ("same", "") else "") for old, new, state in steps
+        ]
         return ReportRow(package, use, tuple(cells))
 
     return row
@@ -52,7 +54,7 @@ def make() -> Make:
 @pytest.fixture
 def report(make: Make) -> Report:
     """Two packages; the second has the worse news, and comes after the first."""
-    moved = Cell("0.32.0", "0.31.0", Verdict("moved", "its module is a package now", "vllm.v1.queues:make_queue"))
+    moved = ReportCell("0.32.0", "0.31.0", Verdict("moved", "its module is a package now", "vllm.v1.queues:make_queue"))
     patch = PatchDeclaration("fair", vllm=">=0.26", why="tenants starve", remove_when="vllm>=0.34")
     rows = (
         make("alpha", "vllm.config.vllm:VllmConfig.check", "same", "same", way="import"),
@@ -86,8 +88,8 @@ def hostile() -> Report:
     use = Use("replace", f"vllm.{HOSTILE}", HOSTILE, HOSTILE, 1, HOSTILE, patch=PatchDeclaration(HOSTILE, why=HOSTILE))
     diff = f"--- a\n+++ b\n@@ -1 +1 @@\n-````` {HOSTILE}\n+</code></pre><script>\n"
     cells = (
-        Cell("0.32.0", HOSTILE, Verdict("moved", HOSTILE, HOSTILE), diff),
-        Cell("0.31.0", "", Verdict("", HOSTILE)),
+        ReportCell("0.32.0", HOSTILE, Verdict("moved", HOSTILE, HOSTILE), diff),
+        ReportCell("0.31.0", "", Verdict("", HOSTILE)),
     )
     findings = (Finding(HOSTILE, "error", HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
     return Report(

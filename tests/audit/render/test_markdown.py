@@ -12,7 +12,7 @@ from vllm_graft.audit.render.markdown import DIFF_LINES, LIMIT
 
 
 def test_the_summary_is_the_first_line(report):
-    assert markdown(report).startswith("**4 of 6 uses of vLLM need a look**, in 2 packages held against")
+    assert markdown(report).startswith("**4 of 6 uses of vLLM need a look**, in 2 packages checked against")
 
 
 def test_the_table_has_short_words_and_the_worst_first(report):

@@ -100,11 +100,11 @@ def test_a_name_in_no_release_is_well_for_who_adds_or_guards_it(make, more, aske
 
 def test_the_summary_counts_uses_and_names_releases(report):
     assert "".join(summary(report)) == (
-        "4 of 6 uses of vLLM need a look, in 2 packages held against vLLM 0.31.0 to 0.32.0, "
+        "4 of 6 uses of vLLM need a look, in 2 packages checked against vLLM 0.31.0 to 0.32.0, "
         "each compared with the release before."
     )
     based = replace(report, base="0.26.0", releases=("0.32.0",))
-    assert "".join(summary(based)).endswith("held against vLLM 0.32.0, compared with 0.26.0.")
+    assert "".join(summary(based)).endswith("checked against vLLM 0.32.0, compared with 0.26.0.")
 
 
 def test_the_summary_of_nothing_says_so(empty):
@@ -112,7 +112,7 @@ def test_the_summary_of_nothing_says_so(empty):
 
 
 def test_a_report_may_have_no_columns(report):
-    assert "held against no release of vLLM" in summary(replace(report, releases=()))[1]
+    assert "checked against no release of vLLM" in summary(replace(report, releases=()))[1]
 
 
 def test_counts_by_state_and_by_release(report):

@@ -15,7 +15,7 @@ def test_the_table_shows_what_changed_and_folds_the_rest(report):
         "v1.sched:Scheduler.__init__  wrap      body    sig+    alpha/patches.py:7",
         "v1.sched:Scheduler.schedule  wrap      ·       body    alpha/patches.py:7",
         "and 1 unchanged, 1 not judged",
-        "4 of 6 uses of vLLM need a look, in 2 packages held against vLLM 0.31.0 to 0.32.0, "
+        "4 of 6 uses of vLLM need a look, in 2 packages checked against vLLM 0.31.0 to 0.32.0, "
         "each compared with the release before.",
     ]
 

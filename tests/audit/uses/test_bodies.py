@@ -2,6 +2,7 @@
 
 import pytest
 
+from vllm_graft.audit.model import line_at
 from vllm_graft.audit.uses import BodyDependencies, body_dependencies
 
 
@@ -27,8 +28,12 @@ def test_attributes_and_keywords_with_their_lines(uses):
     """
     (use,) = [use for use in uses(text) if use.changes_vllm]
     relied = body_dependencies(use)
-    assert relied.attributes == {"waiting": 5, "running": 6, "table": 8}
-    assert relied.keywords == {"n": 8, "key": 8, "other": 9}
+    assert {name: line_at(place) for name, place in relied.attributes.items()} == {
+        "waiting": 5,
+        "running": 6,
+        "table": 8,
+    }
+    assert {name: line_at(place) for name, place in relied.keywords.items()} == {"n": 8, "key": 8, "other": 9}
 
 
 @pytest.mark.parametrize(

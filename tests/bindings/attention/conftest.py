@@ -56,6 +56,8 @@ def run_script(session: Session, script: str, *, inside: bool = True) -> dict:
     session.env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if "tensor_parallel_size" in script else "nobind"
     # A tiny model gains nothing by threads, and those of two test processes would spin against each other.
     session.env["OMP_NUM_THREADS"] = "1"
+    # vLLM compiles its search for drafts anew in every process, for many seconds.
+    session.env["NUMBA_DISABLE_JIT"] = "1"
     done = session.script(ANSWERS + script)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     # With worker processes, their last words come after ours.

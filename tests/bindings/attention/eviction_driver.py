@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from vllm_graft.bindings.attention.eviction import EvictingManager, follow_v1
+from vllm_graft.bindings.attention.eviction import EvictingManager, apply_evictions_v1
 from vllm_graft.contracts import KVPolicy
 from vllm_graft.ledger import current
 
@@ -48,6 +48,8 @@ class Engine:
     def __init__(self, policy, **arguments):
         self.policy = policy
         given = {"max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 512, "async_scheduling": False}
+        # Every block is looked at after each step.
+        given["num_gpu_blocks_override"] = 1024
         self.use()
         self.llm = LLM(MODEL, skip_tokenizer_init=True, disable_log_stats=True, **{**given, **arguments})
         self.engine = self.llm.llm_engine
@@ -90,7 +92,7 @@ class Engine:
         self.watch.check_holders()
         assert self.used() == 0, self.used()
         assert not any(block.ref_cnt for block in self.pool.blocks if not block.is_null)
-        known = ("_asked", "_pure", "_notes", "_scores", "req_to_blocks")
+        known = ("_asked", "_cacheable_tokens", "_pending_evictions", "_scores", "req_to_blocks")
         assert not any(getattr(self.manager, name) for name in known), {n: getattr(self.manager, n) for n in known}
         self.engine.engine_core.shutdown()
 
@@ -147,7 +149,7 @@ class Watch:
         for name, gone in (getattr(output, "graft_evicted", None) or {}).items():
             self.evictions[name] += len(gone)
             self.evicted += len(gone)
-        follow_v1(self.worker, output)
+        apply_evictions_v1(self.worker, output)
         for name in output.num_scheduled_tokens:
             ((table,), blocks) = (self.worker.requests[name].block_ids, self.engine.manager.req_to_blocks[name])
             assert table == [block.block_id for block in blocks], (name, table, blocks)
@@ -333,8 +335,8 @@ LIES = {
     "drops a block in use": (names_all_held, "which is not among the"),
     "names a block that is none": (lambda request: [10**9], "block 1000000000, which is not among the"),
     "names a negative block": (lambda request: [-1], "block -1, which is not among the"),
-    "answers nothing": (lambda request: None, "None, which is no list of blocks"),
-    "answers a number": (lambda request: 3, "3, which is no list of blocks"),
+    "answers nothing": (lambda request: None, "must return a collection of block indices, but returned None"),
+    "answers a number": (lambda request: 3, "must return a collection of block indices, but returned 3"),
     "answers a mapping of words": (lambda request: {"all": True}, "block 'all', which is not among the"),
     "raises": (raises, "RuntimeError: on purpose"),
     "exits": (exits, "SystemExit: 3"),
@@ -371,7 +373,7 @@ def a_policy_cannot_change_its_requests():
 
 def without_a_way_to_the_workers_nothing_is_evicted():
     """A scheduler that schedules by itself passes no patch: a worker would go on to read blocks that are gone."""
-    kind = type("Deaf", (EvictingManager,), {"notes_leave": property(lambda self: False, lambda self, value: None)})
+    kind = type("Deaf", (EvictingManager,), {"workers_follow": property(lambda self: False, lambda self, value: None)})
     engine = Engine(thin_out)
     engine.manager.__class__ = kind
     name = engine.add(prompt(1, 300), 60)

@@ -29,6 +29,8 @@ class Engine:
 
     def __init__(self, **arguments):
         given = {"max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 512, "async_scheduling": False}
+        # Every block is looked at after each step.
+        given["num_gpu_blocks_override"] = 1024
         self.llm = LLM(MODEL, skip_tokenizer_init=True, disable_log_stats=True, **{**given, **arguments})
         self.engine = self.llm.llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler

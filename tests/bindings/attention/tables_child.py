@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from vllm_graft.bindings.attention.compaction import Rows, WindowShape, cut, shift, without_null
+from vllm_graft.bindings.attention.compaction import StepRows, WindowShape, cut, shift, without_null
 from vllm_graft.bindings.attention.triton_kernels import compact_evicted, compact_single_tokens
 
 
@@ -21,7 +21,7 @@ def some_rows(draw, block):
     lengths = [draw.randrange(1, 900) for _ in range(3)] + [0]
     width = -(-max(lengths) // block) + 2
     blocks = torch.randperm(4 * width)[: 4 * width].view(4, width).int() + 1
-    return Rows(torch.arange(5, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), blocks)
+    return StepRows(torch.arange(5, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), blocks)
 
 
 def same(found, wanted, block):
@@ -40,7 +40,7 @@ def check_windows():
             lengths, blocks = torch.zeros(4, dtype=torch.int32), torch.zeros(4, shape.most // block, dtype=torch.int32)
             compact_single_tokens(rows.lengths, rows.blocks, lengths, blocks, block, shape, 0)
             wanted = cut(rows, shape, block, torch.ones(4, dtype=torch.long))
-            same(Rows(rows.starts, lengths, blocks), wanted, block)
+            same(StepRows(rows.starts, lengths, blocks), wanted, block)
 
 
 def check_windows_of_single_requests():
@@ -52,7 +52,7 @@ def check_windows_of_single_requests():
         before = torch.tensor(own, dtype=torch.int32)
         compact_single_tokens(rows.lengths, rows.blocks, lengths, blocks, block, shape, 0, before)
         wanted = cut(rows, shape, block, torch.ones(4, dtype=torch.long), before)
-        same(Rows(rows.starts, lengths, blocks), wanted, block)
+        same(StepRows(rows.starts, lengths, blocks), wanted, block)
         assert own[0] < own[1] < own[2] == own[3] == shape.before
 
 
@@ -64,9 +64,11 @@ def check_windows_of_the_model():
         blocks = torch.zeros(4, -(-(window + block) // block), dtype=torch.int32)
         compact_single_tokens(rows.lengths, rows.blocks, lengths, blocks, block, None, window)
         # A row of the torch way is not empty, and begins a block later where the window leaves one just now.
-        wanted = shift(Rows(rows.starts, rows.lengths.clamp(min=1), rows.blocks), window, block)
+        wanted = shift(StepRows(rows.starts, rows.lengths.clamp(min=1), rows.blocks), window, block)
         same(
-            Rows(rows.starts[:4], lengths[:3], blocks[:3]), Rows(rows.starts, wanted.lengths[:3], wanted.blocks), block
+            StepRows(rows.starts[:4], lengths[:3], blocks[:3]),
+            StepRows(rows.starts, wanted.lengths[:3], wanted.blocks),
+            block,
         )
 
 
@@ -79,7 +81,7 @@ def check_evicted_blocks():
                 rows.blocks[row, column] *= draw.random() < 0.5
         lengths, blocks = torch.zeros(4, dtype=torch.int32), torch.zeros_like(rows.blocks)
         compact_evicted(rows.lengths, rows.blocks, lengths, blocks, block)
-        same(Rows(rows.starts, lengths, blocks), without_null(rows, block), block)
+        same(StepRows(rows.starts, lengths, blocks), without_null(rows, block), block)
 
 
 def outcome(check):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vllm_graft.bindings.attention.compaction import (
     SMALLEST_STEP,
-    Rows,
+    StepRows,
     WindowShape,
     cut,
     rows_after_cut,
@@ -38,7 +38,7 @@ def batches(draw: st.DrawFn) -> list[tuple[int, int]]:
     return draw(st.lists(st.tuples(st.integers(0, 1500), new), min_size=1, max_size=5))
 
 
-def rows_of(requests: list[tuple[int, int]], block: int) -> Rows:
+def rows_of(requests: list[tuple[int, int]], block: int) -> StepRows:
     """Rows as vLLM writes them. Block ``i`` of request ``r`` has the number ``10_000 * r + i``."""
     lengths = [context + new for context, new in requests]
     width = -(-max(lengths) // block) + 2
@@ -47,10 +47,10 @@ def rows_of(requests: list[tuple[int, int]], block: int) -> Rows:
         used = -(-length // block)
         blocks[row, :used] = 10_000 * row + torch.arange(used, dtype=torch.int32)
     starts = torch.tensor([0, *(new for _, new in requests)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return Rows(starts, torch.tensor(lengths, dtype=torch.int32), blocks)
+    return StepRows(starts, torch.tensor(lengths, dtype=torch.int32), blocks)
 
 
-def seen(rows: Rows, block: int) -> dict[int, list[tuple[int, int]]]:
+def seen(rows: StepRows, block: int) -> dict[int, list[tuple[int, int]]]:
     """What each query sees through the rows under causal masking: pairs of request and token, in table order."""
     found: dict[int, list[tuple[int, int]]] = {}
     for row, length in enumerate(rows.lengths.tolist()):

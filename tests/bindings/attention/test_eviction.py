@@ -188,7 +188,7 @@ def test_what_may_be_evicted_is_checked():
         with pytest.raises(ValueError, match="which is not among the 3 evictable ones of a"):
             validate(wrong, evictable, "a")
     for wrong in (None, 3, "1", iter([1])):
-        with pytest.raises(TypeError, match="which is no list of blocks"):
+        with pytest.raises(TypeError, match="must return a collection of block indices, but returned"):
             validate(wrong, evictable, "a")
 
 
@@ -246,7 +246,7 @@ def test_the_v1_runner_writes_the_null_block_over_what_is_gone():
     rows = {"a": 2, "b": 0, "new": 1, "back": 3}
     tables = SimpleNamespace(block_tables=[SimpleNamespace(block_table=SimpleNamespace(np=table))])
     batch = SimpleNamespace(req_id_to_index=rows, block_table=tables)
-    eviction.follow_v1(SimpleNamespace(requests=requests, input_batch=batch), STEP)
+    eviction.apply_evictions_v1(SimpleNamespace(requests=requests, input_batch=batch), STEP)
     assert table.tolist() == [[0, 2, 3, 4], [5, 6, 7, 8], [9, 0, 0, 12], [13, 14, 15, 16]]
     found = [requests[name].block_ids[0] for name in names]
     assert found == [[5, 0, 0, 8], [0, 6, 7, 8], [5, 0, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8]]
@@ -257,7 +257,9 @@ def test_the_v2_runner_writes_the_null_block_over_what_is_gone():
     written: list[tuple[int, int, list[int]]] = []
     table = SimpleNamespace(stage_write=lambda row, start, values: written.append((row, start, values)))
     states = SimpleNamespace(req_id_to_index={"a": 2, "b": 0, "waits": 4, "new": 1, "back": 3})
-    eviction.follow_v2(SimpleNamespace(req_states=states, block_tables=SimpleNamespace(block_tables=[table])), STEP)
+    eviction.apply_evictions_v2(
+        SimpleNamespace(req_states=states, block_tables=SimpleNamespace(block_tables=[table])), STEP
+    )
     assert written == [(2, 1, [0]), (2, 2, [0]), (0, 0, [0]), (4, 1, [0])]
 
 

@@ -317,18 +317,18 @@ def fp8(**cache: object) -> SimpleNamespace:
         ({"extra_impl_args": {"sinks": object()}}, {}, "it has learned sinks"),
         ({"extra_impl_args": {"sinks": None}}, {}, ""),
         ({"extra_impl_args": {"chunk_lookback": 1}}, {}, "the model gives it chunk_lookback"),
-        ({"head_size_v": 32}, {}, "its keys have 64 numbers and its values 32"),
+        ({"head_size_v": 32}, {}, "its keys have 64 numbers but its values 32"),
         ({"head_size_v": 64}, {}, ""),
         ({"kv_sharing_target_layer_name": "l.1"}, {}, "it shares the KV cache of l.1"),
         ({"cache_config": fp8()}, {}, "its KV cache is fp8 and its queries float32"),
         ({"cache_config": None, "quant_config": SimpleNamespace(kv_cache_scheme={})}, {}, "its KV cache is fp8"),
         ({"cache_config": fp8(cache_dtype="float32")}, {}, ""),
-        ({"per_layer_sliding_window": 128}, {}, "a sliding window of 128 tokens, and PlainAttention serves none"),
+        ({"per_layer_sliding_window": 128}, {}, "a sliding window of 128 tokens, but PlainAttention serves none"),
         ({"cache_config": fp8(cache_dtype="auto", sliding_window=64)}, {}, "it has a sliding window of 64 tokens"),
         ({}, {"mm_prefix": True}, "its model attends to images in both directions"),
         ({}, {"context_parallel": 2}, "context parallelism"),
         ({}, {"batch_invariant": True}, "VLLM_BATCH_INVARIANT is set"),
-        ({}, {"dtype": "float64"}, "it computes in float64, and PlainAttention serves float32, float16, bfloat16"),
+        ({}, {"dtype": "float64"}, "it computes in float64, but PlainAttention serves float32, float16, bfloat16"),
     ],
 )  # fmt: skip
 def test_a_layer_that_needs_more_than_the_kernel_has_is_refused_by_name(layer, engine, reason):
@@ -339,10 +339,10 @@ def test_a_layer_that_needs_more_than_the_kernel_has_is_refused_by_name(layer, e
 def test_what_a_kernel_declares_is_compared_with_the_layer():
     picky = type("Picky", (tutorial_class("Windowed"),), {"head_sizes": (128,), "dtypes": ("bfloat16",)})
     windowed = plain_layer(per_layer_sliding_window=128)
-    assert "heads have 64 numbers, and Picky serves 128" in unserved(
+    assert "heads have 64 numbers, but Picky serves 128" in unserved(
         picky, "Attention", windowed, {**PLAIN_ENGINE, "dtype": "bfloat16"}
     )
-    assert "computes in float32, and Picky serves bfloat16" in unserved(picky, "Attention", windowed, PLAIN_ENGINE)
+    assert "computes in float32, but Picky serves bfloat16" in unserved(picky, "Attention", windowed, PLAIN_ENGINE)
     assert not unserved(tutorial_class("Windowed"), "Attention", windowed, PLAIN_ENGINE)
 
 
@@ -450,7 +450,7 @@ class TestEngine:
         said = failed(graft, ", hf_overrides=dict(sliding_window=64)")
         assert "model.layers.0.self_attn.attn: attention 'plain' (from " in said
         assert (
-            "cannot be used: it has a sliding window of 64 tokens, and PlainAttention serves none. Next: plan a kernel"
+            "cannot be used: it has a sliding window of 64 tokens, but PlainAttention serves none. Next: plan a kernel"
             in said
         )
 

@@ -9,14 +9,14 @@ import torch
 from vllm_graft.bindings.attention import kernel_layers, layer_budget
 from vllm_graft.bindings.attention.layer_budget import (
     EVERY,
-    OVERRUNS_IN_A_ROW,
     DeviceTimer,
     LayerBudget,
     MeteredCall,
-    budget_us,
+    layer_budget_us,
     measure_bandwidth,
 )
 from vllm_graft.ledger import Ledger
+from vllm_graft.ledger.guard import OVERRUNS_IN_A_ROW
 from vllm_graft.plan import PlanItem
 
 
@@ -28,9 +28,9 @@ def ledger() -> Ledger:
 
 
 def test_the_budget_is_a_tenth_of_a_millisecond_or_what_the_bytes_take():
-    assert budget_us(1000, 4e12) == 100
+    assert layer_budget_us(1000, 4e12) == 100
     # 64 requests with windows of 4,096 tokens of 4,096 bytes, on an H200.
-    assert budget_us(64 * 4096 * 4096, 4.3e12) == pytest.approx(1.25 * 249.7 + 10, rel=1e-3)
+    assert layer_budget_us(64 * 4096 * 4096, 4.3e12) == pytest.approx(1.25 * 249.7 + 10, rel=1e-3)
 
 
 def test_the_bandwidth_of_this_machine_is_plausible():
@@ -117,15 +117,15 @@ def test_on_a_gpu_every_layer_of_a_model_has_its_turn(layers: int):
 
 def test_each_engine_of_a_process_has_a_budget_and_the_device_is_measured_once(monkeypatch: pytest.MonkeyPatch):
     """The next engine may have another record, as in a test suite: without its figures nothing would be shown."""
-    measured, books = [], [Ledger(), Ledger()]
+    measured, ledgers = [], [Ledger(), Ledger()]
     monkeypatch.setattr(kernel_layers, "measure_bandwidth", lambda device: measured.append(device) or 1e9)
     planned, item = kernel_layers.PlannedKernel(), PlanItem("attention", "plain", "m:P", "pkg", ("worker",))
-    for book in books:
-        book.set_item("attention", "plain", "applied")
-        monkeypatch.setattr(kernel_layers, "current", lambda book=book: book)
+    for ledger in ledgers:
+        ledger.set_item("attention", "plain", "applied")
+        monkeypatch.setattr(kernel_layers, "current", lambda ledger=ledger: ledger)
         config = SimpleNamespace(device_config=SimpleNamespace(device="cpu"))
         budget = planned._layer_budget(item, config)
         assert planned._layer_budget(item, config) is budget, "of all layers"
         budget.note(1000, 1000)
-        assert figures(book)["layers timed"] == 1
+        assert figures(ledger)["layers timed"] == 1
     assert measured == [torch.device("cpu")]

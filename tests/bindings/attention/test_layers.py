@@ -34,7 +34,7 @@ def test_a_window_that_cannot_be_served_is_refused(answer: Window, of: LayerView
 
 
 def test_an_answer_that_is_no_window_is_refused():
-    with pytest.raises(TypeError, match="which is no Window"):
+    with pytest.raises(TypeError, match="must return a Window or None, but returned"):
         layers._planned_spec(SimpleNamespace(), view(), 256, config(), lambda: "")  # type: ignore[arg-type]
 
 
@@ -152,10 +152,10 @@ class TestStates:
     """The state of an item in a worker, under a plan that goes on without what it cannot have."""
 
     @pytest.fixture
-    def book(self, monkeypatch: pytest.MonkeyPatch) -> Book:
-        book = Book()
-        monkeypatch.setattr(layers, "current", lambda: book)
-        return book
+    def ledger(self, monkeypatch: pytest.MonkeyPatch) -> Book:
+        ledger = Book()
+        monkeypatch.setattr(layers, "current", lambda: ledger)
+        return ledger
 
     def planned(self, answers: Sequence[Window | str | None]) -> layers.PlannedLayers:
         """Layers of which each gets its answer; a word is raised."""
@@ -183,34 +183,34 @@ class TestStates:
             # Their own window, which needs no other spec.
             made.adapt_spec(view(256, index), SimpleNamespace(block_size=16), engine)
 
-    def test_a_window_is_not_in_use_before_it_is_proven(self, book: Book):
+    def test_a_window_is_not_in_use_before_it_is_proven(self, ledger: Book):
         made = self.planned([None, Window(0, 256), None])
-        assert (book.state, book.reason) == ("armed", "no layer runs with its window yet")
+        assert (ledger.state, ledger.reason) == ("armed", "no layer runs with its window yet")
         made.prove_builder([view(index=1).name])
-        assert book.state == "applied"
+        assert ledger.state == "applied"
 
-    def test_a_stage_whose_layers_all_stay_as_they_are_is_complete(self, book: Book):
+    def test_a_stage_whose_layers_all_stay_as_they_are_is_complete(self, ledger: Book):
         self.planned([None, None])
-        assert book.state == "applied"
+        assert ledger.state == "applied"
 
     @pytest.mark.parametrize("rest", [(None,), (Window(0, 256), None), ("and again",)])
-    def test_the_first_refusal_stands(self, book: Book, rest: tuple[Window | str | None, ...]):
+    def test_the_first_refusal_stands(self, ledger: Book, rest: tuple[Window | str | None, ...]):
         made = self.planned(["no idea", *rest])
         made.prove_builder([view(index=1).name])
         made.prove_groups([SimpleNamespace(layer_names=[view(index=1).name])])
-        assert book.state == "refused"
-        assert book.reason.startswith("model.layers.0.self_attn.attn: RuntimeError: no idea")
+        assert ledger.state == "refused"
+        assert ledger.reason.startswith("model.layers.0.self_attn.attn: RuntimeError: no idea")
 
-    def test_the_next_engine_of_a_process_begins_anew(self, book: Book):
+    def test_the_next_engine_of_a_process_begins_anew(self, ledger: Book):
         answers: list[Window | str | None] = ["no idea", Window(0, 256)]
         made = self.planned(answers)
-        assert book.state == "refused"
+        assert ledger.state == "refused"
         answers[0] = Window(0, 256)
         self.ask(made, 2)
         made.prove_builder([view().name, view(index=1).name])
-        assert book.state == "applied"
+        assert ledger.state == "applied"
 
-    def test_a_layer_is_asked_about_once(self, book: Book):
+    def test_a_layer_is_asked_about_once(self, ledger: Book):
         """vLLM wants its spec when it sizes the KV cache, and when it makes it."""
         made = self.planned([Window(0, 256), None])
         self.ask(made, 2, made._config)
@@ -233,22 +233,22 @@ class TestStates:
             ((), "no block is ever freed (KV caches: none)"),
         ],
     )
-    def test_engine_core_refuses_caches_without_a_window(self, book: Book, kinds: tuple[str, ...], reason: str):
+    def test_engine_core_refuses_caches_without_a_window(self, ledger: Book, kinds: tuple[str, ...], reason: str):
         pytest.importorskip("vllm_graft.bindings.attention.eviction")
         self.planned([None]).prove_managers(self.managers(*kinds))
-        assert book.state == "refused"
-        assert reason in book.reason
+        assert ledger.state == "refused"
+        assert reason in ledger.reason
 
-    def test_engine_core_refuses_a_policy_that_could_evict_nothing(self, book: Book):
+    def test_engine_core_refuses_a_policy_that_could_evict_nothing(self, ledger: Book):
         """The windows of the model are not its own work."""
         pytest.importorskip("vllm_graft.bindings.attention.eviction")
         made = self.planned([None])
         made._planned = lambda: (PlanItem("attention", "p", "m:P", "pkg", ("worker",)), Evicting())  # type: ignore
         made.prove_managers(self.managers("SlidingWindowSpec"))
-        assert book.state == "refused"
+        assert ledger.state == "refused"
 
-    def test_layers_of_one_group_have_one_window(self, book: Book):
+    def test_layers_of_one_group_have_one_window(self, ledger: Book):
         made = self.planned([Window(0, 256), None])
         made.prove_builder([view().name, view(index=1).name])
-        assert book.state == "refused"
-        assert "vLLM put it into one group with model.layers.0.self_attn.attn" in book.reason
+        assert ledger.state == "refused"
+        assert "vLLM put it into one group with model.layers.0.self_attn.attn" in ledger.reason

@@ -8,7 +8,7 @@ import torch
 
 from vllm_graft.bindings.attention import layers
 from vllm_graft.bindings.attention.backends import Compactor
-from vllm_graft.bindings.attention.compaction import Rows, WindowShape
+from vllm_graft.bindings.attention.compaction import StepRows, WindowShape
 from vllm_graft.bindings.attention.layers import PlannedLayers, stamp_request
 from vllm_graft.bindings.attention.request_windows import (
     STAMP,
@@ -94,7 +94,7 @@ class TestStamp:
         planned = PlannedLayers()
         planned._planned = lambda: (PlanItem("attention", "p", "m:P", "pkg", ("engine",)), policy)
         planned.prove_managers(manager)
-        monkeypatch.setattr(layers, "carried_plan", lambda: pytest.fail("read again"))
+        monkeypatch.setattr(layers, "inherited_plan", lambda: pytest.fail("read again"))
         request = request_of({STAMP: 64, "kv_window": 256})
         stamp_request(manager, request)
         assert stamped_window(request.sampling_params) == window
@@ -105,7 +105,9 @@ class TestStamp:
 
     @pytest.mark.parametrize("answer", [0, -5, 2.5, "256", True])
     def test_an_answer_that_is_no_window_costs_the_policy(self, answer):
-        with pytest.raises(ValueError, match=r"request_window\(\) answered"):
+        with pytest.raises(
+            ValueError, match=r"request_window\(\) must return a number of tokens or None, but returned"
+        ):
             validate(answer)
 
 
@@ -153,7 +155,7 @@ class TestKernels:
         )
         spec = SimpleNamespace(block_size=16, shape=WindowShape.fit(16, 640, 16))
         compactor = Compactor(spec, engine, device, rows)
-        step = Rows(*(torch.zeros(size, dtype=torch.int32, device=device) for size in (3, 2, (2, 40))))
+        step = StepRows(*(torch.zeros(size, dtype=torch.int32, device=device) for size in (3, 2, (2, 40))))
         for _ in range(2):
             compactor._compact_single_tokens(step)
         assert found == launched
@@ -183,7 +185,7 @@ class TestKeys:
 
     @pytest.mark.parametrize("value", [127, 4097, 0, 300.0, "256", True, None])
     def test_a_value_outside_of_the_range_is_refused_with_the_range(self, value):
-        with pytest.raises(ValueError, match="kv_window must be a whole number of tokens from 128 to 4096, and is"):
+        with pytest.raises(ValueError, match="kv_window must be a whole number of tokens from 128 to 4096, but is"):
             SinkWindow.check_request({"kv_window": value}, SinkWindow.options)
 
     def test_others_pass(self):

@@ -159,7 +159,7 @@ except ValueError as error:
 print(json.dumps(dict(said=said)))
 """,
     )
-    assert found["said"] == "kv_keep must be a number above 0 and up to 0.8, and is '0.9'"
+    assert found["said"] == "kv_keep must be a number above 0 and up to 0.8, but is '0.9'"
     held = {line[0]: line[4] for line in asked(logged) if line[1] // 32 == 14}
     # 0.3 and 0.8 of the 14 blocks that are full; the next one is taken afterwards.
     assert sorted(held.values()) == [5, 12]

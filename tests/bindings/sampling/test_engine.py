@@ -55,7 +55,7 @@ except Exception as error:
 print(json.dumps(dict(required=required, tokens=len(plain), asked=asked, states=states, codes=codes)))
 """,
     )
-    assert "the sampler 'dry' is required and cannot be used: the V1 model runner takes no" in found["required"]
+    assert "the sampler 'dry' is required but cannot be used: the V1 model runner takes no" in found["required"]
     assert found["tokens"] == 4
     assert "dry_multiplier: the sampler 'dry' cannot be used: the V1 model runner takes no" in found["asked"]
     assert set(found["states"].values()) == {"skipped"}
@@ -298,4 +298,4 @@ print(json.dumps(dict(texts=texts, bad=bad, states=states, codes=codes)))
     default, own, off, others = found["texts"]
     assert (default, own, others) == ("5555", "9999", "5555")
     assert len(off) == 4 or "\ufffd" in off
-    assert "force must be a whole number, with a value of at least -1, and is -7" in found["bad"]
+    assert "force must be a whole number, with a value of at least -1, but is -7" in found["bad"]

@@ -43,6 +43,13 @@ class Mumbles(Misdeed):
     def step(self, logits, rows):
         raise Unspeakable
 
+class Mutters(Misdeed):
+    def step(self, logits, rows):
+        raise ValueError("half \\ud800")
+
+class Garbles(Mutters):
+    """The same, at the cost of the request."""
+
 class Overreaches(Misdeed):
     """Forces a token for everybody it can see."""
     def step(self, logits, rows):
@@ -94,8 +101,8 @@ class Tampers(Sampler):
 '''
 
 NAMES = (
-    "exits", "interrupts", "mumbles", "overreaches", "undermines", "resizes", "blurs", "explodes", "sleeps", "dozes",
-    "returns", "tampers",
+    "exits", "interrupts", "mumbles", "mutters", "garbles", "overreaches", "undermines", "resizes", "blurs", "explodes",
+    "sleeps", "dozes", "returns", "tampers",
 )  # fmt: skip
 
 LONG = 100
@@ -108,7 +115,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     session = Session(tmp_path_factory.mktemp("misbehaviour"))
     entries = {name: f"misdeeds:{name.capitalize()}" for name in NAMES}
     session.package("misdeeds", {"vllm_graft.plugins": entries}, {"misdeeds": MISDEEDS})
-    session.plan(f"[defaults]\nsamplers = {json.dumps(NAMES)}\n")
+    session.plan(f'[defaults]\nsamplers = {json.dumps(NAMES)}\n[options.garbles]\non_error = "request"\n')
     with session.server("--served-model-name", "m", "--max-num-seqs", "16") as started:
         yield started
     session.close()
@@ -157,7 +164,7 @@ def reason(server: ServerProcess, name: str) -> str:
         ("interrupts", "KeyboardInterrupt: "),
         ("mumbles", "Unspeakable: (its message cannot be shown: str() raised ValueError)"),
         ("undermines", "RuntimeError: half-way at "),
-        ("resizes", "and left or returned (1, 4) float32 on cpu"),
+        ("resizes", "but left or returned (1, 4) float32 on cpu"),
         ("blurs", "step gave NaN or +inf where numbers belong"),
         ("explodes", "step gave NaN or +inf where numbers belong"),
         ("tampers", "has no attribute 'clear'"),
@@ -170,6 +177,18 @@ def test_a_misdeed_costs_the_sampler_and_nobody_else(
     assert beside(server, name, 1) == ([plain], undisturbed)
     assert said in reason(server, name)
     assert server.health() == 200
+
+
+def test_a_message_that_cannot_be_sent_costs_no_answer(server: ServerProcess, plain: str, undisturbed: list[str]):
+    """An unpaired surrogate would end the engine's answers to everybody, and hide the sampler's failure."""
+    assert beside(server, "mutters", 1) == ([plain], undisturbed)
+    status, body = server.post("/v1/completions", {**ASK, "mutters": True})
+    assert (status, r"half \\ud800" in body) == (503, True)
+    status, body = server.get("/graft/status")
+    assert (status, r"half \\ud800" in body) == (200, True)
+    status, body = server.post("/v1/completions", {**ASK, "garbles": True})
+    assert status == 500, body
+    assert text(server) == plain
 
 
 def test_rows_of_other_requests_are_out_of_reach(server: ServerProcess, undisturbed: list[str]):

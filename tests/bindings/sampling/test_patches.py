@@ -33,7 +33,7 @@ def test_so_is_one_that_waited_for_its_module(caplog: pytest.LogCaptureFixture):
     """It is refused when vLLM imports the module, long after the start."""
     with caplog.at_level("WARNING", logger="vllm.graft"):
         process._patch_refused(patches.ChatKeys, MISSING)
-    assert "graft.chat-keys is not applied, so keys of samplers count in vllm_xargs only" in caplog.text
+    assert "graft.chat-keys is not applied, so samplers' keys work in vllm_xargs only" in caplog.text
 
 
 @pytest.mark.parametrize(("takes", "level"), [(False, logging.DEBUG), (True, logging.WARNING)])

@@ -225,7 +225,7 @@ def test_bad_values_that_came_past_the_front_end_are_said(caplog: pytest.LogCapt
     with caplog.at_level("ERROR", logger="vllm.graft"):
         bench.change(added=[(0, {"adds": "much"})])
     assert bench.first(1) == [1]
-    assert "adds must be a number, and is 'much'" in caplog.text
+    assert "adds must be a number, but is 'much'" in caplog.text
 
 
 def test_stages_decide_the_order_not_the_plan():
@@ -456,12 +456,22 @@ class Asks(Doubles):
         raise KeyError("is_requested")
 
 
+class Hedges(Doubles):
+    """Says of each key whether it is asked for, in a tensor that is neither true nor false."""
+
+    keys = ("hedges",)
+
+    @classmethod
+    def is_requested(cls, params):
+        return torch.ones(2)
+
+
 def test_a_question_that_raises_costs_the_sampler_not_the_engine():
     """Nothing of a sampler's may raise where a request enters."""
-    bench = Bench(Asks, Adds)
-    bench.change(added=[(0, {"asks": 1, "adds": 1})])
+    bench = Bench(Asks, Hedges, Adds)
+    bench.change(added=[(0, {"asks": 1, "hedges": 1, "adds": 1})])
     assert bench.first(1) == [2]
-    assert bench.state("asks") == "quarantined"
+    assert [bench.state(name) for name in ("asks", "hedges", "adds")] == ["quarantined", "quarantined", "applied"]
 
 
 class Hears(SamplingStrategy):
@@ -693,7 +703,7 @@ def exaggerate(logits, rows):
 
 
 SPOILT = "ValueError: step gave NaN or +inf where numbers belong, in "
-GIVEN = "ValueError: step was given logits of (2, 8) float32 on cpu and left or returned "
+GIVEN = "ValueError: step was given logits of (2, 8) float32 on cpu but left or returned "
 
 
 @pytest.mark.parametrize("kind", [Misbehaves, TrustedMisbehaves])
@@ -706,7 +716,7 @@ GIVEN = "ValueError: step was given logits of (2, 8) float32 on cpu and left or 
         (starve, "RuntimeError: Trying to resize storage that is not resizable"),
         (transpose, GIVEN + "(8, 2) float32 on cpu"),
         (halve, GIVEN + "(2, 8) float64 on cpu"),
-        (answer, "TypeError: step must change its logits in place or return new ones, and returned bool"),
+        (answer, "TypeError: step must change its logits in place or return new ones, but returned bool"),
         (spoil, SPOILT + "2 of 2 rows"),
         (exaggerate, SPOILT + "2 of 2 rows"),
         (write_all_and_exit, "SystemExit: 1"),

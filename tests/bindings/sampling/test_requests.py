@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from vllm_graft.bindings.sampling import requests as module
 from vllm_graft.bindings.sampling.requests import (
-    Mentions,
+    ProcessorSources,
     PutAsideError,
     SamplerInfo,
     SamplerKeys,
@@ -27,7 +27,7 @@ from vllm_graft.bindings.sampling.requests import (
 )
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy
 from vllm_graft.ledger import Ledger
-from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
+from vllm_graft.plan import Plan, PlanItem, Run, clear_exported_plan, export_plan
 from vllm_graft.plan.catalogue import SHIPPED
 
 
@@ -69,21 +69,21 @@ def test_good_values_pass(extra: dict[str, object]):
 
 
 BAD = [
-    ({"warm_factor": -1}, "warm_factor must be a number, with a value from 0 to 2, and is -1"),
-    ({"warm_factor": 2.5}, "warm_factor must be a number, with a value from 0 to 2, and is 2.5"),
-    ({"warm_factor": "0.5"}, "warm_factor must be a number, with a value from 0 to 2, and is '0.5'"),
+    ({"warm_factor": -1}, "warm_factor must be a number, with a value from 0 to 2, but is -1"),
+    ({"warm_factor": 2.5}, "warm_factor must be a number, with a value from 0 to 2, but is 2.5"),
+    ({"warm_factor": "0.5"}, "warm_factor must be a number, with a value from 0 to 2, but is '0.5'"),
     ({"warm_factor": float("nan")}, "warm_factor must be a number"),
-    ({"warm_factor": True}, "and is True"),
-    ({"warmth": 9}, "warmth must be a number, with a value from 0 to 2, and is 9"),
-    ({"warm_steps": 0}, "warm_steps must be a whole number, with a value of at least 1, and is 0"),
+    ({"warm_factor": True}, "but is True"),
+    ({"warmth": 9}, "warmth must be a number, with a value from 0 to 2, but is 9"),
+    ({"warm_steps": 0}, "warm_steps must be a whole number, with a value of at least 1, but is 0"),
     ({"warm_steps": 1.5}, "warm_steps must be a whole number"),
-    ({"warm_words": ["a"] * 4}, "warm_words must be a list of texts, with a length of at most 3"),
-    ({"warm_words": [1]}, "warm_words must be a list of texts"),
-    ({"warm_words": "[broken"}, "warm_words must be a list of texts"),
+    ({"warm_words": ["a"] * 4}, "warm_words must be a list of strings, with a length of at most 3"),
+    ({"warm_words": [1]}, "warm_words must be a list of strings"),
+    ({"warm_words": "[broken"}, "warm_words must be a list of strings"),
     ({"warm_ids": ["x"]}, "warm_ids must be a list of whole numbers"),
-    ({"warm_mode": 3}, "warm_mode must be a text, and is 3"),
-    ({"warm_on": 2}, "warm_on must be true or false, and is 2"),
-    ({"warm_factor": 1, "warmth": 2}, "warm_factor=1 and warmth=2 contradict one another: both are warm_factor"),
+    ({"warm_mode": 3}, "warm_mode must be a string, but is 3"),
+    ({"warm_on": 2}, "warm_on must be true or false, but is 2"),
+    ({"warm_factor": 1, "warmth": 2}, "warm_factor=1 and warmth=2 conflict: both set warm_factor"),
     ({"warm_mode": "y", "warm_steps": 7}, "warm_mode y takes no 7 warm_steps"),
     ({"warm_mode": "boom"}, "warm_mode: KeyError: 'boom'"),
     (
@@ -92,8 +92,8 @@ BAD = [
     ),
     ({"warm_step": 1}, "did you mean 'warm_steps'"),
     ({"warm_factor": 10**400}, "warm_factor holds a whole number that takes more than 64 bits"),
-    ({"warm_words": "[" * 100_000}, "warm_words must be a list of texts"),
-    ({"warm_words": "x" * 200}, r"and is 'x{50,60}\.\.\.$"),
+    ({"warm_words": "[" * 100_000}, "warm_words must be a list of strings"),
+    ({"warm_words": "x" * 200}, r"but is 'x{50,60}\.\.\.$"),
 ]
 
 
@@ -163,9 +163,9 @@ def params(top_k: int = 0, **extra: object) -> Parameters:
 def warm_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process carries a plan with one sampler."""
     monkeypatch.setitem(sys.modules, Warm.__module__, sys.modules[__name__])
-    carry(Plan((item("warm", Warm),)), Run("requests", 1))
+    export_plan(Plan((item("warm", Warm),)), Run("requests", 1))
     yield
-    drop()
+    clear_exported_plan()
 
 
 @pytest.mark.usefixtures("warm_plan")
@@ -202,7 +202,9 @@ def test_a_request_is_checked_once_however_many_prompts_it_has(monkeypatch: pyte
 @pytest.mark.usefixtures("warm_plan")
 def test_numbers_of_vllms_own_that_no_engine_can_be_sent():
     """vLLM 0.32 fails on them with a 500 and no word."""
-    with pytest.raises(ValueError, match="top_k holds a whole number that takes more than 64 bits, and cannot be sent"):
+    with pytest.raises(
+        ValueError, match="top_k holds a whole number that takes more than 64 bits, so it cannot be sent"
+    ):
         prepare(Request(), params(top_k=2**64))
     prepare(Request(), params(top_k=2**63))
 
@@ -248,7 +250,7 @@ def test_what_vllms_own_fields_hold_is_refused_only_where_it_cannot_be_sent(
     refused = SamplingParams(**{name: made(bad)})  # type: ignore[arg-type]
     with pytest.raises((OverflowError, UnicodeEncodeError)):
         MsgpackEncoder().encode(refused)
-    with pytest.raises(ValueError, match=f"^{name} .*, and cannot be sent to the engine"):
+    with pytest.raises(ValueError, match=f"^{name} .*, so it cannot be sent to the engine"):
         prepare(Request(), refused)
 
 
@@ -282,7 +284,7 @@ class Body(BaseModel):
 )
 def test_half_of_a_surrogate_pair_is_refused_wherever_vllm_would_send_it(name: str, value: object):
     """To the engine, or back to the client: vLLM fails with a 500, or in the middle of a stream."""
-    with pytest.raises(ValueError, match=r"has half of a surrogate pair in its text, and cannot be sent$") as refused:
+    with pytest.raises(ValueError, match=r"contains an unpaired surrogate, so it cannot be sent$") as refused:
         prepare(Body.model_construct({name}, **{name: value}), params())
     str(refused.value).encode()
 
@@ -319,7 +321,7 @@ def test_an_engine_client_checks_before_it_is_iterated():
     for call in (lambda bad: client.generate("x", bad, "1"), lambda bad: client.generate("x", sampling_params=bad)):
         with pytest.raises(ValueError, match="warm_factor must be a number"):
             call(params(warm_factor=9))
-    half = "request_id has half of a surrogate pair in its text, and cannot be sent"
+    half = "request_id contains an unpaired surrogate, so it cannot be sent"
     for args, kwargs in ((("x", params(), "\ud800"), {}), (("x", None), {"request_id": "\ud800"})):
         with pytest.raises(ValueError, match=half):
             client.generate(*args, **kwargs)
@@ -329,11 +331,11 @@ UNSENDABLE = [
     ({"warm_steps": 2**64}, "warm_steps holds a whole number that takes more than 64 bits"),
     ({"somebody": -(2**64)}, "somebody holds a whole number that takes more than 64 bits"),
     ({"warm_ids": [1, 2**70]}, "warm_ids holds a whole number"),
-    ({"warm_words": ["a\ud800"]}, "warm_words has half of a surrogate pair"),
-    ({"warm_words": r'["\ud800"]'}, "warm_words has half of a surrogate pair"),
+    ({"warm_words": ["a\ud800"]}, "warm_words contains an unpaired surrogate"),
+    ({"warm_words": r'["\ud800"]'}, "warm_words contains an unpaired surrogate"),
     ({"warm_ids": "[18446744073709551616]"}, "warm_ids holds a whole number that takes more than 64 bits"),
-    ({"some\ud800body": 1}, r"'some\\ud800body' has half of a surrogate pair"),
-    ({"somebody": {"a": ["\udfff"]}}, "somebody has half of a surrogate pair"),
+    ({"some\ud800body": 1}, r"'some\\ud800body' contains an unpaired surrogate"),
+    ({"somebody": {"a": ["\udfff"]}}, "somebody contains an unpaired surrogate"),
     ({"somebody": functools.reduce(lambda inner, _: [inner], range(900), 1)}, "somebody is nested more than 64 levels"),
 ]
 
@@ -352,7 +354,7 @@ def test_a_value_too_large_to_be_shown_is_refused_all_the_same():
     for _ in range(100_000):
         deep = [deep]
     key = Warm.request_keys()[0]
-    with pytest.raises(ValueError, match=r"and is \[\[\[\[\.\.\.\]\]\]\]$"):
+    with pytest.raises(ValueError, match=r"but is \[\[\[\[\.\.\.\]\]\]\]$"):
         key.read(deep)
 
     class Shown(int):
@@ -362,12 +364,12 @@ def test_a_value_too_large_to_be_shown_is_refused_all_the_same():
             Shown.count += 1
             return "1"
 
-    with pytest.raises(ValueError, match=r"and is \[\[1, 1, [1, ]+\.\.\.$"):
+    with pytest.raises(ValueError, match=r"but is \[\[1, 1, [1, ]+\.\.\.$"):
         key.read([[Shown()] * 1000] * 1000)
     assert Shown.count <= 400
-    with pytest.raises(ValueError, match="and is a list too large to show"):
+    with pytest.raises(ValueError, match="but is a list too large to show"):
         key.read([10**5000])
-    with pytest.raises(ValueError, match=r"and is {'a': \[1, 'x'\]}$"):
+    with pytest.raises(ValueError, match=r"but is {'a': \[1, 'x'\]}$"):
         key.read({"a": [1, "x"]})
 
 
@@ -416,7 +418,7 @@ def test_the_plan_says_how_strict_the_server_is():
     for name in ("whatever", "w" * 1000):
         with pytest.raises(ValueError, match=r"is not a key of this server's samplers; .* `other_keys`"):
             strict.check({name: 1})
-    assert strict.lift({"whatever": 1, "nothing": None}) == {"whatever": 1}
+    assert strict.pick_top_level({"whatever": 1, "nothing": None}) == {"whatever": 1}
     named = SamplerKeys(rows, others=["dry_bsae", "top_n_sigma"])
     named.check({"dry_bsae": 1, "top_n_sigma": 5})
 
@@ -426,7 +428,7 @@ def test_a_name_that_the_users_own_processor_reads_passes(tmp_path: Path, monkey
     (tmp_path / "own_processor.py").write_text('def read(params):\n    return params.extra_args["dry_bsae"]\n')
     monkeypatch.syspath_prepend(tmp_path)
     mine = SamplerKeys(
-        list_samplers(shipped("dry"), None), mentions=Mentions(["own_processor:Mine", "gone.module:X", ""])
+        list_samplers(shipped("dry"), None), mentions=ProcessorSources(["own_processor:Mine", "gone.module:X", ""])
     )
     mine.check({"dry_bsae": 1})
     with pytest.raises(ValueError, match="did you mean 'dry_base'"):
@@ -484,20 +486,20 @@ def test_keys_that_other_servers_clients_send_are_no_mistakes():
     known = everything()
     assert [name for name in STRANGERS if name in known.names or known.complaint(name)] == []
     # Aphrodite's clients send this one empty; with something in it, somebody asks for what we do not have.
-    assert known.lift({"dry_sequence_breaker_ids": []}) == {}
+    assert known.pick_top_level({"dry_sequence_breaker_ids": []}) == {}
     with pytest.raises(ValueError, match="did you mean 'dry_sequence_breakers'"):
-        known.check(known.lift({"dry_sequence_breaker_ids": [7]}))
+        known.check(known.pick_top_level({"dry_sequence_breaker_ids": [7]}))
 
 
 def test_a_request_with_very_many_keys_costs_little():
     """Names are compared in the process that serves everybody: a bounded number of them, each once."""
     known, started = everything(), time.process_time()
     many = {f"dry_zzz{number:06d}q": 1 for number in range(100_000)} | {"dry_base" * 500_000: 1}
-    known.lift(many)
+    known.pick_top_level(many)
     known.check({f"dry_penalty_xast{number:04d}": 1 for number in range(500)})
     assert time.process_time() - started < 1
     assert known._cached_complaint.cache_info().currsize <= 200
-    assert "dry_base" in known.lift({f"x{number}": 1 for number in range(1000)} | {"dry_base": 2.0})
+    assert "dry_base" in known.pick_top_level({f"x{number}": 1 for number in range(1000)} | {"dry_base": 2.0})
 
 
 @pytest.mark.usefixtures("warm_plan")
@@ -517,6 +519,27 @@ class Unprintable(ValueError):
         raise RuntimeError("on purpose")
 
 
+class Unspeakable(Exception):
+    """An exception that ends the process of whoever wants to know its message."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Undecided:
+    """An answer that is neither true nor false, as an array may be."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("ambiguous")
+
+
+def test_an_answer_that_is_neither_true_nor_false_is_a_400(monkeypatch: pytest.MonkeyPatch):
+    """vLLM would answer with a 500."""
+    monkeypatch.setattr(Warm, "is_requested", staticmethod(lambda params: Undecided()))
+    with pytest.raises(ValueError, match=r"^warm_factor: RuntimeError: ambiguous$"):
+        made().check({"warm_factor": 0.5})
+
+
 @pytest.mark.parametrize("method", ["check", "is_requested"])
 @pytest.mark.parametrize(
     ("failure", "said"),
@@ -525,6 +548,7 @@ class Unprintable(ValueError):
         (KeyboardInterrupt(), "warm_factor: KeyboardInterrupt: "),
         (RuntimeError("boom"), "warm_factor: RuntimeError: boom"),
         (Unprintable(), "(its message cannot be shown: str() raised RuntimeError)"),
+        (Unspeakable(), "warm_factor: Unspeakable: (its message cannot be shown: str() raised SystemExit)"),
         (ValueError("half \ud800"), "half \\ud800"),
         (ValueError("x" * 10_000), "x" * 1000),
     ],
@@ -561,9 +585,13 @@ def test_a_check_that_holds_the_server_up_is_told_once(
 
     monkeypatch.setattr(Warm, "check", staticmethod(sleep))
     monkeypatch.setattr(module, "_slow", set())
-    monkeypatch.setattr(module, "current", lambda: book)
-    book = Ledger()
+    monkeypatch.setattr(module, "current", lambda: ledger)
+    ledger = Ledger()
     for _ in range(2):
         made().check({"warm_factor": 0.5})
-    (line,) = [record.getMessage() for record in caplog.records if "answered nobody" in record.getMessage()]
+    (line,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "blocking this API server's event loop" in record.getMessage()
+    ]
     assert "warm: sleep took 0." in line

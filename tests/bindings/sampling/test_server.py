@@ -22,7 +22,7 @@ class Force(SamplingStrategy):
     @classmethod
     def check(cls, params):
         if int(params["force"]) < 0:
-            raise ValueError("force must be a token id, and is %r" % params["force"])
+            raise ValueError("force must be a token id, but is %r" % params["force"])
     def open(self, slot, params):
         self.tokens[slot] = int(params["force"])
         return True
@@ -175,15 +175,15 @@ def test_keys_at_the_top_level_and_in_xargs(server: ServerProcess):
 
 
 REFUSED = [
-    ({"force": -3}, "force must be a token id, and is -3"),
+    ({"force": -3}, "force must be a token id, but is -3"),
     ({"force": "many"}, "invalid literal"),
-    ({"rank": 77}, "rank must be a whole number, with a value from 0 to 9, and is 77"),
-    ({"dry_multiplier": -0.5}, "dry_multiplier must be a number, with a value of at least 0, and is -0.5"),
-    ({"dry_multiplier": "x"}, "and is 'x'"),
+    ({"rank": 77}, "rank must be a whole number, with a value from 0 to 9, but is 77"),
+    ({"dry_multiplier": -0.5}, "dry_multiplier must be a number, with a value of at least 0, but is -0.5"),
+    ({"dry_multiplier": "x"}, "but is 'x'"),
     ({"dry_mutliplier": 0.8}, "dry_mutliplier is not a key of this server's samplers (did you mean 'dry_multiplier'?)"),
     ({"xtc_propability": 0.8}, "did you mean 'xtc_probability'?"),
     ({"top_n_sigma": 1.0}, "the sampler 'top-n-sigma' cannot be used: this server does not load it"),
-    ({"dry_range": 3, "dry_penalty_last_n": 4}, "contradict one another"),
+    ({"dry_range": 3, "dry_penalty_last_n": 4}, "conflict: both set"),
 ]
 
 
@@ -288,7 +288,7 @@ def test_half_of_a_surrogate_pair_is_a_400_before_anything_is_streamed(
         body = {**body, "stream": stream}
     status, answer = server.post(path, body)
     assert status == 400, answer
-    assert "has half of a surrogate pair in its text, and cannot be sent" in answer
+    assert "contains an unpaired surrogate, so it cannot be sent" in answer
 
 
 def test_names_of_other_packages_pass(server: ServerProcess):

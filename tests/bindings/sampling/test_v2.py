@@ -18,11 +18,11 @@ import torch
 from vllm_graft import ledger
 from vllm_graft.bindings.sampling import failures
 from vllm_graft.bindings.sampling import processor as room
-from vllm_graft.bindings.sampling.arguments import v2_takes_samplers
+from vllm_graft.bindings.sampling.engine_arguments import v2_takes_samplers
 from vllm_graft.bindings.sampling.step import DeviceStep, HistoryMirror, Ring
 from vllm_graft.contracts import Key, SamplingStrategy
 from vllm_graft.errors import StartError
-from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
+from vllm_graft.plan import Plan, PlanItem, Run, clear_exported_plan, export_plan
 
 pytestmark = pytest.mark.skipif(not v2_takes_samplers(), reason="the V2 runner takes samplers from vLLM 0.31 on")
 
@@ -81,9 +81,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Shows.seen.clear()
     items = [PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",)) for name in NAMES]
     items.append(PlanItem("sampler", "shows", f"{Shows.__module__}:Shows", "p", ("worker",)))
-    carry(Plan(tuple(items)), Run("v2", 1))
+    export_plan(Plan(tuple(items)), Run("v2", 1))
     yield
-    drop()
+    clear_exported_plan()
     ledger.current().forget_items()
 
 
@@ -418,9 +418,9 @@ def breaking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         PlanItem("sampler", "breaks", f"{Breaks.__module__}:Breaks", "p", ("worker",), options),
         PlanItem("sampler", "top-n-sigma", SHIPPED["top-n-sigma"], "vllm-graft", ("worker",)),
     ]
-    carry(Plan(tuple(items)), Run("v2", 1))
+    export_plan(Plan(tuple(items)), Run("v2", 1))
     yield Device(monkeypatch)
-    drop()
+    clear_exported_plan()
     ledger.current().forget_items()
 
 
@@ -490,6 +490,13 @@ class Quits(Unfit):
         raise SystemExit(2)
 
 
+class Windowed(Unfit):
+    """Asks for a window in words."""
+
+    def setup(self, model):
+        self.window = "all"
+
+
 class Slow(Unfit):
     """Takes its time."""
 
@@ -501,12 +508,12 @@ def test_a_start_that_waits_for_a_sampler_says_so(monkeypatch: pytest.MonkeyPatc
     """From outside it looks as if vLLM hung."""
     monkeypatch.setattr("vllm_graft.bindings.instantiate.SLOW_START_S", 0.05)
     monkeypatch.setitem(sys.modules, Slow.__module__, sys.modules[__name__])
-    carry(Plan((PlanItem("sampler", "slow", f"{Slow.__module__}:Slow", "p", ("worker",)),)), Run("slow", 1))
+    export_plan(Plan((PlanItem("sampler", "slow", f"{Slow.__module__}:Slow", "p", ("worker",)),)), Run("slow", 1))
     try:
         with caplog.at_level("WARNING", logger="vllm.graft"):
             HostBatch()
     finally:
-        drop()
+        clear_exported_plan()
         ledger.current().forget_items()
     assert "the start has waited for 0 s while setup of the sampler 'slow' runs" in caplog.text
     for thread in threading.enumerate():
@@ -516,7 +523,12 @@ def test_a_start_that_waits_for_a_sampler_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [(Unfit, "RuntimeError: no table for 50 tokens"), (Quits, "SystemExit: 2")]
+    ("kind", "reason"),
+    [
+        (Unfit, "RuntimeError: no table for 50 tokens"),
+        (Quits, "SystemExit: 2"),
+        (Windowed, "ValueError: it has the window 'all', which is not a number of tokens"),
+    ],
 )
 @pytest.mark.parametrize("policy", ["stop", "warn"])
 def test_a_sampler_that_cannot_be_set_up_is_refused(
@@ -525,7 +537,7 @@ def test_a_sampler_that_cannot_be_set_up_is_refused(
     """A strict plan stops the start; a lenient one goes on without it, and the record says so."""
     monkeypatch.setitem(sys.modules, Unfit.__module__, sys.modules[__name__])
     item = PlanItem("sampler", "unfit", f"{Unfit.__module__}:{kind.__name__}", "p", ("worker",))
-    carry(Plan((item,), on_failure=policy), Run("unfit", 1))
+    export_plan(Plan((item,), on_failure=policy), Run("unfit", 1))
     try:
         if policy == "stop":
             with pytest.raises(StartError, match=f"'unfit' cannot be set up for m: {reason}"):
@@ -534,5 +546,5 @@ def test_a_sampler_that_cannot_be_set_up_is_refused(
             assert HostBatch().processor.pipeline.samplers == []
         assert ledger.current()._items["unfit"].state == "refused"
     finally:
-        drop()
+        clear_exported_plan()
         ledger.current().forget_items()

@@ -120,7 +120,7 @@ def test_a_queue_that_raises_is_put_aside_and_nothing_is_lost(method: str):
     item = ledger._items["shortest-first"]
     assert item.state == "quarantined"
     assert "RuntimeError: queue is broken" in item.reason
-    assert "go in the order of their arrival" in item.reason
+    assert "are served in order of arrival" in item.reason
 
 
 def test_a_queue_that_names_a_stranger_is_put_aside():
@@ -132,7 +132,7 @@ def test_a_queue_that_names_a_stranger_is_put_aside():
 
     queue, ledger = filled(Stranger())
     assert drain(queue) == ["long", "short", "middle"]
-    assert "peek named 'stranger', which is not waiting" in ledger._items["shortest-first"].reason
+    assert "peek returned 'stranger', which is not waiting" in ledger._items["shortest-first"].reason
 
 
 def test_a_queue_that_fails_between_peek_and_pop_loses_nothing():
@@ -244,6 +244,17 @@ def test_a_request_that_is_turned_away_is_never_pushed():
     assert (len(queue), drain(queue)) == (2, ["short", "middle"])
 
 
+def test_the_reason_of_a_refusal_can_be_sent():
+    """It may repeat a client's words; what no encoder takes would end the engine's answers to everybody."""
+
+    class Repeats(ShortestFirst):
+        def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
+            return Refusal("nothing for \ud800", 2.0)
+
+    queue, _ = filled(Repeats())
+    assert {refusal.reason for _, refusal in queue.refused.values()} == {r"nothing for \ud800"}
+
+
 def test_the_rank_becomes_the_priority_of_an_admitted_request():
     """So that vLLM's choice of whom to preempt follows it; where there is none, the priority stays."""
 
@@ -275,7 +286,7 @@ def test_a_rank_that_is_no_whole_number_puts_the_queue_aside(answer: object):
     assert queue.pop_request().priority == 0
     item = ledger._items["shortest-first"]
     assert item.state == "quarantined"
-    assert f"TypeError: rank must return a whole number, and returned {type(answer).__name__}" in item.reason
+    assert f"TypeError: rank must return a whole number, but returned {type(answer).__name__}" in item.reason
 
 
 def test_a_rank_of_a_class_of_the_author_s_own_becomes_a_plain_number():
@@ -304,22 +315,22 @@ class TestSteadyClock:
     def test_it_goes_on_when_the_date_is_set_back(self, machine: SimpleNamespace):
         clock = SteadyClock()
         machine.date, machine.up = 1400.0, 11.0
-        assert clock.move() == 5001.0
-        assert clock.place(1399.5) == 5000.5, "a stamp of the new date, half a second old"
+        assert clock.tick() == 5001.0
+        assert clock.from_wall_time(1399.5) == 5000.5, "a stamp of the new date, half a second old"
 
     def test_it_is_read_as_it_was_moved_last(self, machine: SimpleNamespace):
         clock = SteadyClock()
         machine.up = 99.0
         assert clock() == 5000.0
-        clock.move()
+        clock.tick()
         assert clock() == 5089.0
 
     def test_a_stamp_is_neither_in_the_future_nor_long_ago(self, machine: SimpleNamespace):
         """A skewed host gains nothing and loses nothing but its skew."""
         clock = SteadyClock()
-        assert clock.place(5003.0) == 5000.0
-        assert clock.place(0.0) == 5000.0 - OLDEST_S
-        assert clock.place(4999.875) == 4999.875
+        assert clock.from_wall_time(5003.0) == 5000.0
+        assert clock.from_wall_time(0.0) == 5000.0 - OLDEST_S
+        assert clock.from_wall_time(4999.875) == 4999.875
 
     def test_a_process_that_was_stopped_between_two_readings_keeps_the_order(
         self, machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
@@ -327,8 +338,8 @@ class TestSteadyClock:
         """A busy machine stops a process for half a second and more: that is no date which was set."""
         clock = SteadyClock()
         machine.date, machine.up = 5001.0, 11.0
-        clock.move()
-        first = clock.place(5000.9)
+        clock.tick()
+        first = clock.from_wall_time(5000.9)
         stops = [2.0]
 
         def date() -> float:
@@ -338,16 +349,16 @@ class TestSteadyClock:
             return machine.date
 
         monkeypatch.setattr(time, "time", date)
-        assert first == 5000.9 < clock.place(5000.95) == 5000.95
+        assert first == 5000.9 < clock.from_wall_time(5000.95) == 5000.95
 
     def test_dates_that_were_set_keep_the_order_whatever_a_reading_takes(self, machine: SimpleNamespace):
         """A stamp that waited longer to be placed is not earlier for it."""
         clock = SteadyClock()
         machine.date, machine.up = 1400.0, 11.0
-        clock.move()
-        assert clock.place(1399.90) == pytest.approx(5000.90)
+        clock.tick()
+        assert clock.from_wall_time(1399.90) == pytest.approx(5000.90)
         machine.date += 0.3
-        assert clock.place(1399.95) == pytest.approx(5000.95)
+        assert clock.from_wall_time(1399.95) == pytest.approx(5000.95)
 
 
 @settings(max_examples=200, deadline=None)
@@ -502,7 +513,7 @@ def test_an_answer_to_admit_that_is_no_refusal_puts_the_queue_aside(answer: obje
     queue.add_request(request("a", 1))  # type: ignore[arg-type]
     assert drain(queue) == ["a"]
     reason = ledger._items["shortest-first"].reason
-    assert f"TypeError: admit must return a Refusal or None, and returned {type(answer).__name__}" in reason
+    assert f"TypeError: admit must return a Refusal or None, but returned {type(answer).__name__}" in reason
 
 
 class Fixed(ShortestFirst):
@@ -537,7 +548,7 @@ class Leaves(ShortestFirst):
     ("kind", "reason"),
     [
         (Fixed, "free_slots cannot be set: AttributeError"),
-        (Trapped, "peek named '', which is not waiting"),
+        (Trapped, "peek returned '', which is not waiting"),
         (Leaves, "SystemExit: 1"),
     ],
 )

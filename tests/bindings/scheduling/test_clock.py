@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_graft.bindings.scheduling.clock import KNOWN_S, SLOW_S, WINDOW_S, AdmissionRate
+from vllm_graft.bindings.scheduling.clock import KNOWN_S, RATE_WINDOW_S, SLOW_S, AdmissionRate
 
 
 def played(rate: AdmissionRate, start: float, steps: int, length: float, admitted: int, waiting: int) -> float:
@@ -42,7 +42,7 @@ def test_the_pace_follows_a_change_within_its_window():
     """What was long ago is forgotten, and all of it after a time in which nobody waited."""
     rate = AdmissionRate()
     now = played(rate, 0.0, 1000, 0.05, 2, 9)
-    now = played(rate, now, int(WINDOW_S * 1.1 / 0.05), 0.05, 1, 9)
+    now = played(rate, now, int(RATE_WINDOW_S * 1.1 / 0.05), 0.05, 1, 9)
     assert rate.per_second == pytest.approx(20.0, rel=0.05)
     rate.end_step(now, 9, 0)
     assert rate.per_second == 0.0

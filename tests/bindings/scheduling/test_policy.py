@@ -188,22 +188,28 @@ def fail(waiting: list[RequestView], running: list[RequestView], kv: KVState) ->
     raise RuntimeError("no idea")
 
 
+INVALID = (
+    "schedule() returned an invalid schedule: it must be a Schedule or a dictionary with "
+    "['prefill_requests', 'decode_requests', 'preempt_requests'], but is NoneType"
+)
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (fail, "RuntimeError: no idea"),
-        (lambda waiting, running, kv: None, "the answer of schedule cannot be followed: it is NoneType"),
-        (spoil, "'x' runs, and is neither in decode nor in preempt"),
+        (lambda waiting, running, kv: None, INVALID),
+        (spoil, "'x' is running, but is in neither decode nor preempt"),
         (rename, "AttributeError: request_id of a request cannot be written"),
         (age, "AttributeError: arrival of a request cannot be written"),
         (strip, "AttributeError: source of a request cannot be deleted"),
         (leave, "KeyboardInterrupt"),
         (
             lambda waiting, running, kv: Schedule([Stranger("a")]),
-            "'a', which is none of the requests that it was given",
+            "'a', which is not one of the requests that it was given",
         ),
-        (lambda waiting, running, kv: Schedule([Trap("a")]), "cannot be followed: SystemExit: 1"),
-        (lambda waiting, running, kv: Schedule([RequestView([])]), "cannot be followed: TypeError: unhashable"),  # type: ignore[arg-type]
+        (lambda waiting, running, kv: Schedule([Trap("a")]), "invalid schedule: SystemExit: 1"),
+        (lambda waiting, running, kv: Schedule([RequestView([])]), "invalid schedule: TypeError: unhashable"),  # type: ignore[arg-type]
     ],
 )
 def test_a_policy_that_fails_is_put_aside_and_nothing_is_lost(answer: Answer, reason: str):
@@ -219,7 +225,7 @@ def test_a_policy_that_fails_is_put_aside_and_nothing_is_lost(answer: Answer, re
     item = ledger._items["runner"]
     assert item.state == "quarantined"
     assert reason in item.reason
-    assert "go in the order of their arrival" in item.reason
+    assert "are served in order of arrival" in item.reason
 
 
 def test_a_view_can_be_copied_and_has_room_for_keys():

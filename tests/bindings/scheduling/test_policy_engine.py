@@ -335,7 +335,7 @@ def test_a_policy_that_lets_nothing_start_is_put_aside(planned, mode: str):
     assert facts["done"] == "ab"
     assert facts["item"]["state"] == "quarantined"
     assert "lets none of 2 requests start while nothing runs" in facts["item"]["reason"]
-    assert "in the order of their arrival" in facts["item"]["reason"]
+    assert "are served in order of arrival" in facts["item"]["reason"]
 
 
 @MODES
@@ -361,7 +361,7 @@ def test_a_policy_that_would_end_the_engine_is_put_aside(planned, mode: str, nam
         ("PriorityFairnessScheduler", ""),
         ("Restless", ""),
         ("Raises", "RuntimeError: no idea"),
-        ("Forgets", "runs, and is neither in decode nor in preempt"),
+        ("Forgets", "is running, but is in neither decode nor preempt"),
     ],
 )
 def test_a_stress_leaves_nothing_behind(planned, stock, mode: str, name: str, reason: str):

@@ -78,7 +78,7 @@ class Timeless(AdmissionQueue):
 def test_a_queue_that_does_not_take_the_clock_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
     """The last line of the start names the item, not an attribute."""
     plan = Plan((replace(ITEM, target="tests:Timeless"),))
-    monkeypatch.setattr(module, "carried_plan", lambda: plan)
+    monkeypatch.setattr(module, "inherited_plan", lambda: plan)
     monkeypatch.setattr(module, "current", Ledger)
     monkeypatch.setattr(instantiate, "load", lambda *_: Timeless)
     with pytest.raises(StartError, match=r"scheduler 'shortest-first' \(from graft.toml:2\) cannot be made: Attribute"):

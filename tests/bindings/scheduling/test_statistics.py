@@ -15,7 +15,7 @@ from vllm_graft.bindings.scheduling.clock import SteadyClock
 from vllm_graft.bindings.scheduling.statistics import MAX_LABELS, UNLABELLED, StatisticsCollector, normalize_labels
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.ledger import LabelStatistics, Ledger, StatisticsWriter
-from vllm_graft.ledger.queue_statistics import EDGES, OTHERS, VALUE_BYTES, WINDOW_S
+from vllm_graft.ledger.queue_statistics import EDGES, OTHERS, SHARE_WINDOW_S, VALUE_BYTES
 from vllm_graft.plan import PlanItem
 
 ITEM = PlanItem("scheduler", "labelled", "m:C", "p", ("engine",), {}, "graft.toml:2")
@@ -52,10 +52,10 @@ class Labelled(AdmissionQueue):
 class Clock(SteadyClock):
     """Stands where a test puts it."""
 
-    def move(self) -> float:
+    def tick(self) -> float:
         return self.now
 
-    def place(self, stamp: float) -> float:
+    def from_wall_time(self, stamp: float) -> float:
         return stamp
 
 
@@ -354,8 +354,8 @@ def test_of_too_many_tenants_those_that_came_longest_ago_are_summed_up():
         assert found["patient"].waiting == 1
         assert found[f"t{number}"].ended == 1
     assert sum(found[OTHERS].buckets) == found[OTHERS].admitted == found[OTHERS].ended == 47
-    collector.end_step(10.0 + 3 * WINDOW_S, {}, Load())
-    collector.end_step(11.0 + 3 * WINDOW_S, {}, Load())
+    collector.end_step(10.0 + 3 * SHARE_WINDOW_S, {}, Load())
+    collector.end_step(11.0 + 3 * SHARE_WINDOW_S, {}, Load())
     assert {row.recent for row in writer.snapshot().rows} == {0}
 
 
@@ -407,12 +407,12 @@ def test_shares_are_those_of_the_last_minute():
     writer = StatisticsWriter("fair")
     collector = StatisticsCollector(writer)
     through(collector, "a", "old", 1000.0, tokens=700)
-    through(collector, "b", "acme", 1000.0 + WINDOW_S / 2, tokens=30)
+    through(collector, "b", "acme", 1000.0 + SHARE_WINDOW_S / 2, tokens=30)
     by_value = {row["value"]: row for row in writer.snapshot().as_dicts()}
     assert (by_value["old"]["share"], by_value["acme"]["share"]) == (0.9589, 0.0411)
-    later = writer.snapshot().as_dicts(time.time() + WINDOW_S + 1)
+    later = writer.snapshot().as_dicts(time.time() + SHARE_WINDOW_S + 1)
     assert {row["share"] for row in later} == {0.0}, "an engine that does nothing publishes nothing"
-    through(collector, "c", "zeta", 1000.0 + 1.2 * WINDOW_S, tokens=10)
+    through(collector, "c", "zeta", 1000.0 + 1.2 * SHARE_WINDOW_S, tokens=10)
     by_value = {row["value"]: row for row in writer.snapshot().as_dicts()}
     assert {value: (row["tokens"], row["share"]) for value, row in by_value.items()} == {
         "old": (700, 0.0),

@@ -9,7 +9,7 @@ def test_a_logits_processor_that_is_not_listed_loads_all_the_same(site):
     site.environ["VLLM_PLUGINS"] = "other"
     (finding,) = site.found("D006")
     assert (finding.level, finding.subject) == ("warning", "plugin 'logits' of mine")
-    assert "vLLM loads it all the same" in finding.what
+    assert "vLLM loads it anyway" in finding.what
 
 
 def test_a_logits_processor_that_is_listed_or_without_a_list_is_as_expected(site):

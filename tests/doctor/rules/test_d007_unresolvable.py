@@ -14,7 +14,7 @@ def test_a_module_that_is_not_there_is_an_error_with_what_vllm_does_then(site):
     (finding,) = site.found("D007")
     assert (finding.level, finding.subject) == ("error", "plugin 'mine' of mine")
     assert "there is no module 'nowhere_at_all'" in finding.what
-    assert "logs a traceback and goes on without it" in finding.what
+    assert "logs a traceback and continues without it" in finding.what
 
 
 def test_a_module_below_a_package_is_looked_for_without_importing_the_package(site):
@@ -136,4 +136,78 @@ def test_one_that_is_switched_off_is_told_as_such(site):
     site.environ["VLLM_PLUGINS"] = ""
     (finding,) = site.found("D007")
     assert finding.level == "warning"
-    assert "nobody notices yet" in finding.what
+    assert "goes unnoticed for now" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        ("import nowhere_at_all\n", "there is no module 'nowhere_at_all'"),
+        ("from nowhere_at_all.below import name\n", "there is no module 'nowhere_at_all'"),
+        ("import vllm.nowhere\n", "there is no module 'vllm.nowhere'"),
+        ("from vllm.v1.request import Gone\n", "binds no 'Gone'"),
+    ],
+)
+def test_an_import_of_the_module_that_fails_loses_the_plugin(site, text, lacking):
+    site.path += sys.path
+    lay(site, "mine_plugin:register", mine_plugin=f"import json\n{text}def register(): ...\n")
+    (finding,) = site.found("D007")
+    assert (finding.level, finding.where.rpartition("/")[2]) == ("error", "mine_plugin.py:2")
+    assert lacking in finding.what
+    assert "continues without it" in finding.what
+
+
+def test_an_import_that_fails_in_a_module_below(site):
+    folder = site.folder / "graft_doctor_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from .below import register\n")
+    (folder / "below.py").write_text("import nowhere_at_all\ndef register(): ...\n")
+    lay(site, "graft_doctor_package:register")
+    (finding,) = site.found("D007")
+    assert finding.where.endswith("below.py:1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    import nowhere_at_all\nexcept ImportError: ...\n",
+        "if __debug__ is None:\n    import nowhere_at_all\n",
+        "import sys, shim\nsys.modules['nowhere_at_all'] = shim\nimport nowhere_at_all\n",
+        "def later():\n    import nowhere_at_all\n",
+        "import json, sys, packaging.version\nfrom vllm.v1.request import Request\nfrom vllm import LLM\n",
+    ],
+)
+def test_imports_that_work_or_may(site, text):
+    site.path += sys.path
+    lay(site, "mine_plugin:register", mine_plugin=f"{text}def register(): ...\n")
+    assert site.found("D007") == []
+
+
+BOOT = "import sys\nsys.path.insert(0, 'vendored')\n"
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"__init__": BOOT},
+        {"boot": BOOT, "plugin": "from . import boot\n"},
+        {"boot": BOOT, "plugin": "try:\n    from . import boot\nexcept OSError: ...\n"},
+        {"boot": BOOT, "between": "from graft_doctor_package import boot\n", "__init__": "from . import between\n"},
+        {"__init__": "from sys import path as where\nwhere.append('vendored')\n"},
+        {"__init__": "import site\nsite.addsitedir('vendored')\n"},
+    ],
+)
+def test_a_module_read_before_may_change_where_imports_are_found(site, texts):
+    folder = site.folder / "graft_doctor_package"
+    folder.mkdir()
+    plugin = texts.get("plugin", "") + "import nowhere_at_all\ndef register(): ...\n"
+    for name, text in {"__init__": "", **texts, "plugin": plugin}.items():
+        (folder / f"{name}.py").write_text(text)
+    lay(site, "graft_doctor_package.plugin:register")
+    assert site.found("D007") == []
+
+
+def test_the_functions_for_paths_change_no_import(site):
+    text = "import os\nhere = os.path.dirname(__file__)\nimport nowhere_at_all\ndef register(): ...\n"
+    lay(site, "mine_plugin:register", mine_plugin=text)
+    assert len(site.found("D007")) == 1

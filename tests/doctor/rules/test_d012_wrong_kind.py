@@ -104,7 +104,7 @@ def test_what_can_be_called_or_is_not_certain_is_let_be(site, group, name):
 @pytest.mark.parametrize("group", ["vllm.platform_plugins", "vllm.io_processor_plugins"])
 def test_a_class_where_its_dotted_name_is_wanted_is_an_error_that_says_what_to_write(site, group):
     (finding,) = found(site, group, "NeedsNothing")
-    assert "takes a function that gives the dotted name of a class" in finding.what
+    assert "takes a function that returns the dotted name of a class" in finding.what
     assert "returns 'graft_doctor_kinds.NeedsNothing'" in finding.fix
     assert found(site, group, "function") == []
     assert found(site, group, "Text") == []

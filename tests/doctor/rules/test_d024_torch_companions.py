@@ -45,7 +45,7 @@ def test_a_requirement_that_torch_does_not_meet_is_told(site, install):
     install("torch", "2.11.0+cpu")
     install("torchvision", "0.28.0+cpu", ["torch (==2.13.0)", "numpy"])
     (finding,) = site.found("D024")
-    assert "needs torch==2.13.0, and torch is 2.11.0+cpu" in finding.what
+    assert "needs torch==2.13.0, but torch is 2.11.0+cpu" in finding.what
     assert finding.level == "warning"
 
 

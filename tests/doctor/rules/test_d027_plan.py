@@ -91,7 +91,7 @@ def test_with_a_model_profiles_that_contradict_one_another_are_told(site, write)
         ("[options.sink]\ncount = 'y'", "the option 'count' of 'sink' must be a whole number"),
         ("[options.plain]\nany = 1", "'plain' has no option 'any'"),
         ("[options.request-log]\npth = 'y'", "'request-log' has no option 'pth'"),
-        ("[options.snk]\npath = 'y'", "options are given for 'snk', and there is no such item"),
+        ("[options.snk]\npath = 'y'", "options are given for 'snk', but there is no such item"),
     ],
 )
 def test_options_are_checked_against_what_the_source_declares(site, write, options, what):
@@ -113,7 +113,7 @@ def test_keys_that_requests_have_by_default_are_believed(site, write):
     (finding,) = site.found("D027")
     assert (
         finding.what
-        == "the option 'defaults' of 'dry' cannot be what requests carry: it must be a table of keys, and is 0.8"
+        == "the option 'defaults' of 'dry' cannot be what requests carry: it must be a table of keys, but is 0.8"
     )
 
 

@@ -23,7 +23,7 @@ def requiring(site):
 def test_a_pin_on_another_release_is_a_warning_that_names_both(requiring):
     (finding,) = requiring("vllm==0.23.0", "0.32.0+cpu")
     assert (finding.level, finding.subject) == ("warning", "package plugin 1.0")
-    assert finding.what.startswith("it requires vllm==0.23.0, and 0.32.0+cpu is installed")
+    assert finding.what.startswith("it requires vllm==0.23.0, but 0.32.0+cpu is installed")
     assert "vllm-graft audit plugin --against 0.32.0" in finding.fix
 
 

@@ -37,7 +37,6 @@ def without(name):
         SOUND.replace("vllm_config, device, is_pin_memory", "*given"),
         SOUND.replace("is_pin_memory", "is_pin_memory, extra=None"),
         SOUND.replace("return logits", "raise NotImplementedError"),
-        SOUND.replace("return logits", "yield logits"),
         # What reading does not see to the end is let be.
         f"import functools\n@functools.cache\n{without('apply').lstrip()}",
         without("apply").replace("(LogitsProcessor)", "(LogitsProcessor, helper())"),
@@ -173,3 +172,24 @@ def test_the_interface_of_the_v2_runner(site, found):
     assert "apply cannot be called with (logits, ctx)" in finding.what
     (finding,) = found("class Mine(LogitsProcessor): ...\n", head)
     assert "it does not define apply" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SOUND.replace("    def is_arg", "    @property\n    def is_arg"), "is a property, but vLLM calls it"),
+        (SOUND.replace("def apply", "async def apply"), "is a coroutine function"),
+        (SOUND.replace("return logits", "yield logits"), "is a generator"),
+        (SOUND + "    def validate_params(self, sampling_params): ...\n", "vLLM calls it on the class"),
+    ],
+)
+def test_a_method_of_another_kind(found, text, said):
+    (finding,) = found(text)
+    assert said in finding.what
+
+
+@pytest.mark.parametrize(
+    "mark", ["classmethod\n    def validate_params(cls, params)", "staticmethod\n    def validate_params(params)"]
+)
+def test_parameters_may_be_validated_by_the_class(found, mark):
+    assert found(f"{SOUND}    @{mark}: ...\n") == []

@@ -58,3 +58,34 @@ def test_a_class_that_does_not_derive_is_refused(site, found):
 def test_a_method_that_is_missing(found):
     (finding,) = found(SOUND.replace("def record", "def recorded"))
     assert "it does not define record, which vLLM's class leaves abstract" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("self, vllm_config, engine_index=0", "self"),
+        ("self, vllm_config, engine_index=0", "self, vllm_config"),
+        ("self, vllm_config, engine_index=0", "self, vllm_config, engine_index, more"),
+        ("self, *args, **kwargs", "self, stats"),
+        ("self, *args, **kwargs", "self, scheduler_stats, iteration_stats"),
+        ("self, *args, **kwargs", "self, a, b, mm_cache_stats=None, engine_idx=0, *, more"),
+    ],
+)
+def test_a_method_that_does_not_take_what_vllm_passes(found, before, after):
+    (finding,) = found(SOUND.replace(before, after))
+    assert finding.level == "error"
+    assert "does not take what vLLM passes" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("self, vllm_config, engine_index=0", "self, *args"),
+        ("self, vllm_config, engine_index=0", "self, config, index, more=None"),
+        ("self, *args, **kwargs", "self, a, b, mm_cache_stats=None, engine_idx=0"),
+        ("self, *args, **kwargs", "self, a, b, **rest"),
+        ("self, *args, **kwargs", "self, a, b, *, engine_idx, mm_cache_stats"),
+    ],
+)
+def test_a_method_that_takes_it_in_its_own_way(found, before, after):
+    assert found(SOUND.replace(before, after)) == []

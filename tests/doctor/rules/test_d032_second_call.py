@@ -42,6 +42,19 @@ FLAGS = [
     flag("_seen = []", "len(_seen) > 0", "_seen.append(os)"),
     flag("class Flag: done = False\nFlag.done = False", "Flag.done", "Flag.done = True"),
     flag("", "getattr(register, 'done', False)", "register.done = True"),
+    flag("", "hasattr(register, 'done')", "register.done = True"),
+    flag("", "os.environ.get('MINE')", "os.environ['MINE'] = '1'"),
+    flag("", "os.getenv('MINE', '') == '1'", "os.environ['MINE'] = '1'"),
+    flag("", "'MINE' in os.environ", "os.environ['MINE'] = '1'"),
+    "seen = {}\ndef put(key, value):\n    if key in seen: raise E\n    seen[key] = value\n"
+    "def register():\n    put('a', 1)\n",
+    # An argument that has the name of the parameter.
+    "seen = {}\ndef put(name):\n    if name in seen: raise E\n    seen[name] = 1\n"
+    "def register():\n    name = 'a'\n    put(name)\n",
+    flag("class Flag: ...", "hasattr(Flag, 'done')", "Flag.done = True"),
+    "done = False\ndef fail(): raise E\ndef register():\n    global done\n    if done: fail()\n    done = True\n",
+    "done = False\ndef register():\n    global done\n    try:\n        if done: raise E\n"
+    "    finally:\n        print()\n    done = True\n",
     flag("_done = False", "_done and True", "_done = True").replace("    if ", "    with open('x') as f:\n      if "),
 ]
 
@@ -70,6 +83,10 @@ def test_flags_that_raise_nothing_for_sure(found, text):
     assert found(text) == []
 
 
+def test_an_exit_counts_as_raising(found):
+    assert len(found(REFUSES.replace('raise RuntimeError("twice")', "sys.exit(1)"))) == 1
+
+
 @pytest.mark.parametrize(
     "text", [REFUSES, REFUSES.replace('if _done:\n        raise RuntimeError("twice")', "assert not _done")]
 )
@@ -91,4 +108,23 @@ def test_a_flag_that_raises(found, text):
     ],
 )
 def test_others_are_let_be(found, text):
+    assert found(text) == []
+
+
+@pytest.mark.parametrize("test", ["not hasattr(M, 'forward')", "getattr(M, 'forward', None) is None"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "class M(Base): ...",
+        "class M(metaclass=Meta): ...",
+        "@made\nclass M: ...",
+        "class M:\n    def forward(self): ...",
+        "class M:\n    if True:\n        forward = 1",
+        "@made\ndef M(): ...",
+    ],
+)
+def test_an_attribute_that_a_class_may_have_from_elsewhere_is_no_flag(found, model, test):
+    """The first call sets a flag, and the second asks for an attribute that the class does have, or may."""
+    text = f"{model}\n_done = False\ndef register():\n    global _done\n    if _done:\n"
+    text += f"        if {test}:\n            raise E\n    _done = True\n"
     assert found(text) == []

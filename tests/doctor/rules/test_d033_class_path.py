@@ -88,3 +88,25 @@ def test_a_path_that_depends_and_a_processor_that_is_not_used_are_warnings(found
     assert finding.level == "warning"
     (finding,) = found('return "graft_doctor_absent.Device"', IO)
     assert (finding.level, "a server that uses it stops" in finding.what) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from graft_doctor_paths import WRONG\ndef register():\n    return WRONG\n",
+        "import graft_doctor_paths as paths\ndef register():\n    return paths.wrong()\n",
+        "def path():\n    return 'graft_doctor_paths.Devise'\ndef register():\n    return path()\n",
+        "class Device: ...\ndef register():\n    return Device\n",
+        "from graft_doctor_paths import Device\ndef register():\n    return Device\n",
+    ],
+)
+def test_a_path_from_elsewhere_and_a_class_in_its_place(site, text):
+    paths = "class Device: ...\nWRONG = 'graft_doctor_paths.Devise'\ndef wrong():\n    return WRONG\n"
+    site.package("mine", {PLATFORM: {"mine": "graft_doctor_path:register"}},
+                 {"graft_doctor_path": text, "graft_doctor_paths": paths})  # fmt: skip
+    (finding,) = site.found("D033")
+    assert finding.level == "error"
+    right = text.replace("Devise", "Device").replace("return Device\n", "return 'graft_doctor_paths.Device'\n")
+    site.package("mine", {PLATFORM: {"mine": "graft_doctor_path:register"}},
+                 {"graft_doctor_path": right, "graft_doctor_paths": paths.replace("Devise", "Device")})  # fmt: skip
+    assert site.found("D033") == []

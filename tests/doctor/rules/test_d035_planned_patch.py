@@ -40,7 +40,7 @@ def offer(site):
             "@wrap\n    def schedul(self, call, *a, **k): return call(*a, **k)",
             "there is no 'schedul' to wrap",
         ),
-        (SCHEDULER, "@add\n    def schedule(self): ...", "it adds 'schedule', and the target has one already"),
+        (SCHEDULER, "@add\n    def schedule(self): ...", "it adds 'schedule', but the target already has one"),
         ("vllm.core.scheduler:Scheduler", WRAP, "there is no module 'core' in 'vllm'"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_patch_that_cannot_be_imported_is_an_error(site, code, said):
     (finding,) = site.found("D035")
     assert (finding.level, finding.subject) == ("error", "patch broken")
     assert said in finding.what
-    assert finding.fix == "repair or reinstall bad, or take 'broken' out of the plan"
+    assert finding.fix == "repair or reinstall bad, or remove 'broken' from the plan"
 
 
 def test_an_import_without_end_is_cut_off(site, monkeypatch):

@@ -55,11 +55,11 @@ def test_a_short_request_keeps_everything():
     [
         ("keep", 0.0, "above 0 and up to 1"),
         ("keep", 1.5, "above 0 and up to 1"),
-        ("first", -1, "must be 0 or more tokens, and is -1"),
-        ("recent", 0, "must be 1 or more tokens, and is 0"),
+        ("first", -1, "must be 0 or more tokens, but is -1"),
+        ("recent", 0, "must be 1 or more tokens, but is 0"),
         ("min_tokens", -5, "must be 0 or more tokens"),
-        ("every", 0, "must be 1 or more steps, and is 0"),
-        ("layers", "some", "which is no layer"),
+        ("every", 0, "must be 1 or more steps, but is 0"),
+        ("layers", "some", "which is neither a layer"),
     ],
 )
 def test_options_that_cannot_work_are_refused(option: str, value: object, what: str):
@@ -78,7 +78,7 @@ def test_a_request_may_ask_for_a_smaller_share(own: float, held: int):
 
 @pytest.mark.parametrize("own", [0, -0.1, 0.6, True, "0.3", [0.3], float("nan")])
 def test_a_share_that_is_none_is_refused(own: object):
-    with pytest.raises(ValueError, match=r"kv_keep must be a number above 0 and up to 0\.5, and is "):
+    with pytest.raises(ValueError, match=r"kv_keep must be a number above 0 and up to 0\.5, but is "):
         ScoredBlocks.check_request({"kv_keep": own}, ScoredBlocks.options)
     ScoredBlocks.check_request({"kv_keep": 0.5}, ScoredBlocks.options)
 

@@ -15,10 +15,10 @@ def view(index: int = 0, window: int | None = None) -> LayerView:
 @pytest.mark.parametrize(
     ("options", "option", "what"),
     [
-        ({"sink_tokens": -1}, "sink_tokens", "must be 0 or more tokens, and is -1"),
-        ({"sink_tokens": 1.5}, "sink_tokens", "must be 0 or more tokens, and is 1.5"),
-        ({"window": 0}, "window", "must be at least one token, and is 0"),
-        ({"window": "4k"}, "window", "must be at least one token, and is '4k'"),
+        ({"sink_tokens": -1}, "sink_tokens", "must be 0 or more tokens, but is -1"),
+        ({"sink_tokens": 1.5}, "sink_tokens", "must be 0 or more tokens, but is 1.5"),
+        ({"window": 0}, "window", "must be at least one token, but is 0"),
+        ({"window": "4k"}, "window", "must be at least one token, but is '4k'"),
         ({"sink_tokens": 300, "window": 256}, "sink_tokens", "more than the window of 256 tokens"),
         ({"layers": "0-"}, "", ""),
         ({"sink_tokens": 256, "window": 256}, "", ""),
@@ -55,7 +55,7 @@ def test_layers_are_numbers_and_ranges(text: str, chosen: list[int]):
     "text", ["", " ", ",", "1,,2", "-", "-3", "3-1", "1-2-3", "1.5", "one", "all, 3", "0x2", "1;2"]
 )
 def test_layers_that_cannot_be_read_are_refused(text: str):
-    with pytest.raises(OptionError, match="which is no layer and no range of layers") as caught:
+    with pytest.raises(OptionError, match="which is neither a layer nor a range of layers") as caught:
         parse_layers(text)
     assert caught.value.option == "layers"
     assert '"0-3, 8, 20-"' in str(caught.value)

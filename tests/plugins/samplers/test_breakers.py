@@ -38,7 +38,7 @@ def test_texts_that_tokens_contain_and_texts_that_none_does():
 
 
 def test_a_text_that_the_tokenizer_cannot_encode_breaks_nothing(caplog):
-    """Half of a surrogate pair, as tokenizers written in Rust refuse it: the other texts still count."""
+    """An unpaired surrogate, as tokenizers written in Rust refuse it: the other texts still count."""
 
     class Strict(Words):
         def encode(self, text, **options):

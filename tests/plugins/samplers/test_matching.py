@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_steps import Lists, lengths_of
 
-from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching import MAX_MATCH
 from vllm_graft.plugins.samplers.matching.by_torch import match_lengths, newest_first
 from vllm_graft.plugins.samplers.matching.host import Matcher
 
@@ -149,5 +149,5 @@ def test_matches_count_up_to_the_longest():
     text = [3] * 300
     matcher = Matcher(1, 400)
     matcher.catch_up(Lists({0: text}), 0)
-    assert matcher.followers() == {3: LONGEST}
-    assert match_lengths(padded([text], 400), torch.tensor([400])).max() == LONGEST
+    assert matcher.followers() == {3: MAX_MATCH}
+    assert match_lengths(padded([text], 400), torch.tensor([400])).max() == MAX_MATCH

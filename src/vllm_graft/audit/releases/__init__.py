@@ -2,12 +2,12 @@
 
 ::
 
-    library = Library()
-    release = library.release("0.31.0")                # from the catalogue, else from sources
+    finder = ReleaseFinder()
+    release = finder.release("0.31.0")                 # from the catalogue, else from sources
     release.shape("vllm.v1.core.sched.scheduler", "Scheduler.schedule").signature
-    library.text("0.31.0", "vllm.v1.core.sched.scheduler", "Scheduler.schedule")
+    finder.text("0.31.0", "vllm.v1.core.sched.scheduler", "Scheduler.schedule")
 
-library.py           Library: a release by its number, "installed" or "latest"
+release_finder.py    ReleaseFinder: a release by its number, "installed" or "latest"
 release.py           Release: the questions that every release answers about its names and classes
 outline.py           the facts about a module that a release is judged by
 catalogue.py         CatalogueRelease: a release of the shipped catalogue; how that is written; CatalogueBuilder

@@ -12,7 +12,7 @@ fingerprints at the end.
     =vllm.v1.request Request RequestStatus=Status   its imports, as "name" or "name=name in that module"
     =- time torch                                   its imports from other packages
     cScheduler SchedulerInterface;running waiting   a class, its bases, and the attributes that its methods set on self
-    cRequest ;;d name size=                         its marks and its fields, where these generate its constructor
+    cRequest ;;d name size=                         its marks and its fields, if these generate its constructor
     >Scheduler                                      the lines after this one are in this class
     fschedule self,throttle_prefills=|6             a function and its parameters, in the releases 2 + 4
     Fload? self                                     abstract: a capital; "?": a decorator that may change it
@@ -20,10 +20,10 @@ fingerprints at the end.
     f+ self|1                                       another form of the same name
     c+ SchedulerInterface;-waiting|1                of a class: attributes more or less than in the form before
 
-The releases of a line are left out where they are those of the module. A body is six characters, in the order of the
+The releases of a line are left out if they are those of the module. A body is six characters, in the order of the
 lines that have one.
 
-vLLM's calls of its own methods are in a second file, which is read only where an override does not accept all that
+vLLM's calls of its own methods are in a second file, which is read only if an override does not accept all that
 upstream's signature allows::
 
     calls 1 0.26.0 0.27.1                     the format of what follows, and the releases
@@ -114,7 +114,7 @@ class CatalogueRelease(Release):
         return self._definers[method]
 
     def calls(self, method: str) -> list[CallSite]:
-        """Return vLLM's own calls of a method that show what they pass; empty where they are not known."""
+        """Return vLLM's own calls of a method that show what they pass; empty if they are not known."""
         return self._catalogue.call_list.of(method, self.version)
 
     def elsewhere(self, name: str) -> Collection[Shape]:
@@ -276,7 +276,7 @@ class Catalogue:
         name, form, *releases = [*first.split(" "), ""]
         if name == "releases" or (name == _HEAD and form != FORMAT):
             form = "1" if name == "releases" else form
-            raise ValueError(f"it is written in form {form}, and this vllm-graft reads form {FORMAT}")
+            raise ValueError(f"it is written in form {form}, but this vllm-graft reads form {FORMAT}")
         if name != _HEAD:
             raise ValueError("it does not begin with its releases")
         self.releases = tuple(filter(None, releases))
@@ -293,7 +293,7 @@ class Catalogue:
 
     @classmethod
     def read(cls, path: Path) -> Catalogue:
-        """Read the catalogue in a file; ConfigError where it is none."""
+        """Read the catalogue in a file; ConfigError if it is not a catalogue."""
         try:
             return cls(lzma.decompress(path.read_bytes()).decode(), path.with_name(_CALLS))
         except (OSError, lzma.LZMAError, ValueError) as error:
@@ -338,7 +338,7 @@ class Catalogue:
 
     @cached_property
     def call_list(self) -> CallList:
-        """vLLM's calls of its own methods; empty where their file is missing."""
+        """vLLM's calls of its own methods; empty if their file is missing."""
         return CallList.read(self._calls) if self._calls is not None else CallList()
 
     def definers(self, method: str, bit: int) -> list[str]:
@@ -509,7 +509,7 @@ class CallList:
 
     @classmethod
     def read(cls, path: Path) -> CallList:
-        """Return the list in a file; an empty one where there is none."""
+        """Return the list in a file; an empty one if there is none."""
         try:
             text = lzma.decompress(path.read_bytes()).decode()
         except (OSError, lzma.LZMAError, ValueError):

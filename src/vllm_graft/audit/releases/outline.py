@@ -1,7 +1,7 @@
 """The outline of a module for the audit: each name with its kind, signature and body, each class with its attributes.
 
 Of a class it also keeps how its constructor comes about. A field is written like a parameter of a signature: ``name``,
-``name=`` with a default, ``kw name`` by keyword only. Its type follows behind a colon where that is a configuration
+``name=`` with a default, ``kw name`` by keyword only. Its type follows behind a colon if that is a configuration
 class: ``model_config=:ModelConfig``.
 """
 
@@ -28,9 +28,9 @@ ABSTRACT: Final = "A"
 OPAQUE: Final = "?"
 # Marks a generator function, or an ``async def`` that is one.
 GENERATOR: Final = "*"
-# Marks an ``async def`` that ``asynccontextmanager`` makes a plain function of.
+# Marks an ``async def`` that ``asynccontextmanager`` turns into a plain function.
 MANAGER: Final = "&"
-# Marks a function that a decorator may make another kind of function of: a plain one of a coroutine.
+# Marks a function that a decorator may turn into another kind: a coroutine into a plain one.
 WRAPPED: Final = "~"
 # Marks a class whose ``__init__`` is generated from its fields.
 DATACLASS: Final = "d"
@@ -151,7 +151,7 @@ def _set_on_self(cls: ast.ClassDef) -> Iterator[str]:
 
 
 def kind_of_function(definition: str, marks: str) -> FunctionKind | None:
-    """Return the kind of a function by its marks and the first token of its signature; None where it is not certain."""
+    """Return the kind of a function by its marks and the first token of its signature; None if it is not certain."""
     if WRAPPED in marks:
         return None
     if definition == "AsyncFunctionDef" and MANAGER not in marks:
@@ -190,7 +190,7 @@ def class_marks(cls: ast.ClassDef, module: SourceModule, *, alone: bool = True) 
                 pairs = list(zip(keys, config.values, strict=True))
             extras = (one.value for name, one in pairs if name == "extra" and isinstance(one, ast.Constant))
             extra = str(next(extras, ""))
-            # vLLM's own ``config`` forbids unknown keywords; pydantic's dataclass ignores them unless told otherwise.
+            # vLLM's own ``config`` forbids unknown keywords; pydantic's dataclass ignores them by default.
             lenient = (pydantic and extra != "forbid") or (last == "config" and extra in ("allow", "ignore"))
             marks += DATACLASS + (LENIENT if lenient else "")
             marks += KEYWORDS if _is_constant(given.get("kw_only"), True) else ""
@@ -243,7 +243,7 @@ def configs(annotation: ast.expr) -> list[str]:
 
 
 def _evaluated(annotation: ast.expr) -> ast.expr:
-    """Return an annotation, parsed where it is a string."""
+    """Return an annotation, parsed if it is a string."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         try:
             return ast.parse(annotation.value, mode="eval").body

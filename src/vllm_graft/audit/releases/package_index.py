@@ -2,7 +2,7 @@
 
 pip knows the user's index, proxy, certificates and passwords, and some indexes answer no other client, so its own
 session is used where possible. That session is not a public interface: every use of it is guarded, and a plain client
-that reads the same settings takes over where it fails.
+that reads the same settings takes over if it fails.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PipSettings:
 
 
 def _from_files() -> Mapping[str, str]:
-    """Return what ``pip config list`` prints, of several sections the last; empty where there is no pip to run."""
+    """Return what ``pip config list`` prints, of several sections the last; empty if there is no pip to run."""
     found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for command in ([sys.executable, "-m", "pip"], ["pip"]):
         try:
@@ -109,7 +109,7 @@ class ServerUnreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A server's response: status, headers in lower case, and the body where the status was the wanted one."""
+    """A server's response: status, headers in lower case, and the body if the status was the wanted one."""
 
     status: int
     headers: Mapping[str, str]
@@ -126,11 +126,11 @@ class HttpClient(Protocol):
     def get(
         self, url: str, headers: Mapping[str, str], *, want: int = 200, heard: OnBytes = lambda count: None
     ) -> HttpResponse:
-        """Request once. The body is read only where the status is ``want``: another may come with a wheel of 300 MB."""
+        """Request once. The body is read only if the status is ``want``: another may come with a wheel of 300 MB."""
 
 
 def client() -> HttpClient:
-    """Return pip's session, or the plain client where there is no pip or it is built differently."""
+    """Return pip's session, or the plain client if there is no pip or it is built differently."""
     try:
         return PipClient()
     # A pip that this was not written for must not make the audit fail, whatever it raises.
@@ -147,7 +147,7 @@ class PipClient:
             command: Any = importlib.import_module("pip._internal.commands").create_command("download")
             # pip's cache would answer a range with a whole wheel, and a question on the terminal would hang a job.
             options, _ = command.parse_args(["--no-cache-dir", "--no-input", "vllm"])
-            # What a session raises from pip 26 on is no OSError any more.
+            # What a session raises from pip 26 on is no longer an OSError.
             self._error: type[Exception] = importlib.import_module("pip._internal.exceptions").PipError
             # Its retries would sleep as long as a server asks for, which may be an hour.
             self._session: Any = command._build_session(options, retries=0)
@@ -167,7 +167,7 @@ class PipClient:
                 return HttpResponse(response.status_code, known, _gathered(pieces, heard))
         # The errors of requests are OSErrors, those of urllib3 about addresses ValueErrors.
         except (OSError, ValueError, self._error) as error:
-            # After its last retry the session speaks of the status in words only.
+            # After its last retry the session gives the status in words only.
             if said := re.search(r"too many (\d{3}) error responses", str(error)):
                 return HttpResponse(int(said[1]), {})
             raise ServerUnreachable(_reason(error)) from error
@@ -223,7 +223,7 @@ class PlainClient:
 
 
 def retry_once(ask: Callable[[], HttpResponse]) -> HttpResponse:
-    """Request, and once more where the server did not answer or had an internal error."""
+    """Request, and once more if the server did not answer or had an internal error."""
     with contextlib.suppress(ServerUnreachable):
         answer = ask()
         if answer.status < 500:
@@ -352,8 +352,8 @@ class WheelLink:
     """A wheel on an index.
 
     url:       its address, without user and password
-    size:      its bytes, where the index says
-    version:   the version in its name, with a local part such as "+cu129" where it has one
+    size:      its bytes, if the index says
+    version:   the version in its name, with a local part such as "+cu129" if it has one
     yanked:    whether the project has withdrawn it
     """
 
@@ -396,7 +396,7 @@ class PackageIndex:
             versions = self.versions() or self.versions(pre=True)
             what = f"there is no wheel of vLLM {wanted}"
             if versions:
-                what += f"; the nearest is {nearest(wanted, versions)}, the newest {versions[-1]}"
+                what += f"; the nearest is {nearest_version(wanted, versions)}, the newest {versions[-1]}"
             if self._failures:
                 what += f"; {len(self._failures)} of {len(self.client.indexes)} indexes did not answer: "
                 what += "; ".join(f"{failure.where}: {failure.what}" for failure in self._failures)
@@ -451,7 +451,7 @@ def by_hand(version: str = "") -> str:
 
 
 def parsed(version: str) -> Version:
-    """Parse the number of a release; ConfigError where it is none."""
+    """Parse the number of a release; ConfigError if it is not one."""
     try:
         return Version(version)
     except InvalidVersion as error:
@@ -464,7 +464,7 @@ def number_of(version: str) -> str:
     return f"{found.public}.0" if found.public == f"{found.major}.{found.minor}" else found.public
 
 
-def nearest(wanted: Version, versions: list[str]) -> str:
+def nearest_version(wanted: Version, versions: list[str]) -> str:
     """Return the version among sorted ones that shares most of the number, preferably the one just below."""
 
     if versions and wanted > Version(versions[-1]):
@@ -518,7 +518,7 @@ def _from_json(text: str, where: str) -> Iterator[tuple[str, int | None, bool]]:
 
 
 class _Anchors(HTMLParser):
-    """The links of a page, and the address that they are relative to, where the page names one."""
+    """The links of a page, and the address that they are relative to, if the page names one."""
 
     def __init__(self) -> None:
         super().__init__()

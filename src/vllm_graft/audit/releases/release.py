@@ -20,7 +20,8 @@ from vllm_graft.audit.releases.outline import (
 )
 from vllm_graft.patching.functions import FunctionKind
 from vllm_graft.sources.finder import Walk
-from vllm_graft.sources.modules import Kind
+from vllm_graft.sources.fingerprint import parse_parameter
+from vllm_graft.sources.modules import DefinitionKind
 
 # Other projects' code that vLLM carries; the catalogue leaves it out.
 NOT_OURS: Final = "vllm.third_party"
@@ -51,12 +52,12 @@ class Shape:
     body:              the first digits of its body's fingerprint; empty for classes and modules
     inherited:         whether a base class defines it instead of the class looked up
     opaque:            whether a decorator may change the arguments it takes
-    function:          of a function: whether it is plain, a coroutine or a generator; None where that is not certain
+    function:          of a function: whether it is plain, a coroutine or a generator; None if that is not certain
     """
 
     module: str
     qualname: str
-    kind: Kind | str
+    kind: DefinitionKind | str
     signature: Signature = ()
     body: str = ""
     inherited: bool = False
@@ -86,7 +87,7 @@ class Release(ABC):
 
     @abstractmethod
     def _module_names(self, module: str) -> Iterable[str] | None:
-        """Return the names that a module binds, None where the release has no such module."""
+        """Return the names that a module binds, None if the release has no such module."""
 
     @abstractmethod
     def _entry(self, item: Any) -> OutlineEntry:
@@ -102,7 +103,7 @@ class Release(ABC):
 
     @abstractmethod
     def calls(self, method: str) -> Collection[CallSite]:
-        """Return vLLM's own calls of a method that show what they pass; empty where they are not known."""
+        """Return vLLM's own calls of a method that show what they pass; empty if they are not known."""
 
     @abstractmethod
     def elsewhere(self, name: str) -> Collection[Shape]:
@@ -113,7 +114,7 @@ class Release(ABC):
         """Return the names that no code of the release mentions apart from their definitions."""
 
     def shape(self, module: str, qualname: str) -> Shape | None:
-        """Return how a name is defined, None where it is missing; a module where ``qualname`` is empty."""
+        """Return how a name is defined, None if it is missing; a module if ``qualname`` is empty."""
         key = module, qualname
         if key in self._shapes:
             return self._shapes[key]
@@ -183,13 +184,13 @@ class Release(ABC):
         """Return the configuration class that an attribute of a class is annotated with."""
         for one in self._order(module, qualname):
             for field in () if isinstance(one, str) else self._entry(one).fields:
-                name, _, kind = field.removeprefix("kw ").partition(":")
-                if name.removesuffix("=") == attribute:
+                token, _, kind = field.partition(":")
+                if parse_parameter(token).name == attribute:
                     return self.shape(one.module.name, kind) if kind else None
         return None
 
     def constructor(self, module: str, qualname: str) -> tuple[Signature, ...] | None:
-        """Return the signatures that a construction has to fit, without ``self``; None where they are not known."""
+        """Return the signatures that a construction has to fit, without ``self``; None if they are not known."""
         order = self._order(module, qualname)
         if not order:
             return None
@@ -219,8 +220,8 @@ class Release(ABC):
             found += made
             for signature in own:
                 # ``support_torch_compile`` adds keywords, unless the signature has them.
-                known = set(map(_parameter_name, signature))
-                more = [one for one in _COMPILE_KEYWORDS if compiled and _parameter_name(one) not in known]
+                known = {parse_parameter(token).name for token in signature}
+                more = [one for one in _COMPILE_KEYWORDS if compiled and parse_parameter(one).name not in known]
                 end = len(signature) - any(token.startswith("**") for token in signature)
                 found.append((*signature[:end], *more, *signature[end:]))
             if own:
@@ -239,12 +240,12 @@ class Release(ABC):
             lenient = lenient or LENIENT in entry.marks
             for field in map(_untyped, entry.fields):
                 by_keyword = KEYWORDS in entry.marks and not field.startswith("kw ")
-                found[_parameter_name(field)] = f"kw {field}" if by_keyword else field
+                found[parse_parameter(field).name] = f"kw {field}" if by_keyword else field
         ordered = sorted(found.values(), key=lambda field: field.startswith("kw "))
         return (*ordered, "**ignored") if lenient else tuple(ordered)
 
     def _parameters(self, item: Any) -> Sequence[Signature] | None:
-        """Return what a method takes after its first parameter; None where that cannot be known."""
+        """Return what a method takes after its first parameter; None if that cannot be known."""
         entry = self._entry(item)
         if OPAQUE in entry.marks or entry.kind in ("value", "class", "property"):
             return None
@@ -252,7 +253,7 @@ class Release(ABC):
         return [found[0][1:]] if len(found) == 1 else None
 
     def _order(self, module: str, qualname: str) -> list[Any]:
-        """Return a class and its bases in the order of Python's lookup; empty where the name is no class."""
+        """Return a class and its bases in the order of Python's lookup; empty if the name is not a class."""
         key = module, qualname
         if key not in self._orders:
             found = self._walk.find(module, qualname)
@@ -261,7 +262,7 @@ class Release(ABC):
         return self._orders[key]
 
     def _linear(self, item: Any, below: tuple[Any, ...]) -> list[Any]:
-        """Return Python's C3 order; where the classes have none, each class stands before what is above it."""
+        """Return Python's C3 order; if the classes have none, each class stands before what is above it."""
         # A base may be a value, such as the result of a function: then only its name is known.
         bases = [
             one if isinstance(one, str) or self._entry(one).kind == "class" else one.qualname
@@ -280,7 +281,7 @@ class Release(ABC):
 
 
 def alternatives(tokens: Sequence[str]) -> list[Signature]:
-    """Return the parameters of each definition that a signature joins: several where branches define the name."""
+    """Return the parameters of each definition that a signature joins: several if branches define the name."""
     found: list[list[str]] = []
     for token in tokens:
         if token in ("FunctionDef", "AsyncFunctionDef"):
@@ -288,10 +289,6 @@ def alternatives(tokens: Sequence[str]) -> list[Signature]:
         elif found:
             found[-1].append(token)
     return [tuple(each) for each in found]
-
-
-def _parameter_name(token: str) -> str:
-    return token.removeprefix("kw ").removesuffix("=")
 
 
 def _untyped(field: str) -> str:

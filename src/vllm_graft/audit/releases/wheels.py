@@ -42,7 +42,7 @@ from vllm_graft.errors import ConfigError
 from vllm_graft.files import cache_folder, replace_file
 from vllm_graft.sources.origins import DAMAGE, ModuleText, Source, Tree, decode, module_of
 
-Progress = Callable[[int, int], None]
+FetchProgress = Callable[[int, int], None]
 """Called with the bytes that arrived, and with their total."""
 
 # The bytes at the end that are requested first: the directory of a wheel of vLLM has 0.6 MB.
@@ -80,7 +80,7 @@ class RemoteWheel:
         size: int | None = None,
         http: HttpClient | None = None,
         directory: ByteSpan | None = None,
-        progress: Progress | None = None,
+        progress: FetchProgress | None = None,
     ) -> None:
         self.url = url
         self.version = version
@@ -116,7 +116,7 @@ class RemoteWheel:
         return self._members.get(module)
 
     def read(self, module: str) -> ModuleText | None:
-        """Read a module of ``vllm``, fetching it where necessary."""
+        """Read a module of ``vllm``, fetching it if necessary."""
         member = self._members.get(module)
         if member is None:
             return None
@@ -201,7 +201,7 @@ class RemoteWheel:
         return data
 
     def _span(self, first: int, end: int, heard: Callable[[int], None] = lambda count: None) -> bytes:
-        """Request the bytes ``first`` to ``end``, once more where the connection breaks."""
+        """Request the bytes ``first`` to ``end``, once more if the connection breaks."""
         headers = {"Range": f"bytes={first}-{end - 1}", "Cache-Control": "no-cache"}
 
         def ask() -> HttpResponse:
@@ -224,7 +224,7 @@ class RemoteWheel:
             ) from error
         if answer.status == 200:
             raise ConfigError(
-                "the server gives the wheel only as a whole, not by ranges",
+                "the server sends the wheel only as a whole, not by ranges",
                 where=without_password(self.url),
                 fix=by_hand(self.version),
             )
@@ -234,7 +234,7 @@ class RemoteWheel:
             raise refusal(answer, self.url, by_hand(self.version))
         said = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("content-range", ""))
         if said is None or int(said[1]) != first:
-            raise self._damaged("the server answers with another range than it was asked for")
+            raise self._damaged("the server answers with a different range than requested")
         if self._size is None:
             self._size = int(said[2])
         if self._size != int(said[2]):
@@ -309,12 +309,12 @@ _NAMED: Final = 5
 
 
 def open_release(
-    version: str, *, offline: bool = False, progress: Progress | None = None, index: PackageIndex | None = None
+    version: str, *, offline: bool = False, progress: FetchProgress | None = None, index: PackageIndex | None = None
 ) -> Source:
     """Open the sources of a release: a tree that the test matrix fetched, else the cached wheel, filled by ranges.
 
     ``offline`` contacts no server. ``progress`` is called with the bytes that arrived and their total. Several releases
-    may share an ``index``, which is then requested once. ConfigError where the release is not available.
+    may share an ``index``, which is then requested once. ConfigError if the release is not available.
     """
     number = number_of(version)
     tree = cache_folder() / "sources" / number
@@ -359,7 +359,7 @@ class CachedWheel:
         version: str,
         *,
         offline: bool = False,
-        progress: Progress | None = None,
+        progress: FetchProgress | None = None,
         index: PackageIndex | None = None,
     ) -> None:
         self.version = version
@@ -375,7 +375,7 @@ class CachedWheel:
         return self._known().modules()
 
     def read(self, module: str) -> ModuleText | None:
-        """Read a module of ``vllm``, fetching it where it is not cached."""
+        """Read a module of ``vllm``, fetching it if it is not cached."""
         member = self._known().member(module)
         data = self._content(member) if member is not None else None
         if member is not None and data is None:
@@ -403,7 +403,7 @@ class CachedWheel:
             yield name, data
 
     def _known(self) -> RemoteWheel:
-        """Return the wheel with its directory; the server is asked only where none is cached."""
+        """Return the wheel with its directory; the server is asked only if none is cached."""
         if self._wheel is None:
             self._wheel = self._directory() or self._connected()
         return self._wheel
@@ -432,7 +432,7 @@ class CachedWheel:
         return wheel
 
     def _directory(self) -> RemoteWheel | None:
-        """Return the cached directory as a wheel without an address; None where there is none that can be used."""
+        """Return the cached directory as a wheel without an address; None if there is none that can be used."""
         try:
             line, _, data = (self.folder / "directory").read_bytes().partition(b"\n")
             head = json.loads(line)
@@ -449,7 +449,7 @@ class CachedWheel:
         return self.folder / "files" / member.filename
 
     def _content(self, member: ZipInfo) -> bytes | None:
-        """Return the cached bytes of a member; None where they are missing or damaged."""
+        """Return the cached bytes of a member; None if they are missing or damaged."""
         try:
             data = self._path(member).read_bytes()
         except OSError:
@@ -462,7 +462,7 @@ class CachedWheel:
             replace_file(path, data, scratch=self._parts)
         except OSError as error:
             raise ConfigError(
-                f"what was fetched cannot be kept: {error.strerror or error}",
+                f"what was fetched cannot be cached: {error.strerror or error}",
                 where=str(path),
                 fix="make room or give the permission, or set GRAFT_CACHE_DIR to another folder",
             ) from error
@@ -479,10 +479,12 @@ class CachedWheel:
         return folder
 
     def _missing(self, modules: list[str]) -> ConfigError:
-        what = f"vLLM {self.version} is not kept here"
+        what = f"vLLM {self.version} is not in the local cache"
         if modules:
             more = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
-            what = f"of vLLM {self.version}, these modules are not kept: {', '.join(modules[:_NAMED])}{more}"
-        what += ", and --offline asks no server"
+            what = (
+                f"of vLLM {self.version}, these modules are not in the local cache: {', '.join(modules[:_NAMED])}{more}"
+            )
+        what += ", and --offline contacts no server"
         fix = "run it once without --offline, or name a wheel of that release instead"
         return ConfigError(what, where=str(self.folder), fix=fix)

@@ -17,17 +17,17 @@ from dataclasses import replace
 from html import escape
 from typing import Final, Literal, get_args
 
-from vllm_graft.audit.model import Cell, Report, ReportRow, Use
+from vllm_graft.audit.model import Report, ReportCell, ReportRow, Use
 from vllm_graft.audit.render.presentation import (
     WORDS,
     Tone,
     attention_count,
+    blank_controls,
     cells,
     comparison,
     count,
     findings,
     groups,
-    printable,
     short_name,
     state_counts,
     summary,
@@ -205,7 +205,7 @@ def _matrix(report: Report) -> Iterator[str]:
         for rows, folded in ((group.changed, ""), ([*group.unchanged, *group.unjudged], group.folded)):
             if not rows:
                 continue
-            # The rows of one name are one, where each release has the same verdict wherever the name is used.
+            # The rows of one name are one, if each release has the same verdict wherever the name is used.
             merged: dict[object, list[ReportRow]] = {}
             for row in rows:
                 declared = row.use.patch.name if row.use.patch is not None else ""
@@ -270,7 +270,7 @@ def _owner(use: Use) -> str:
     return (f", {_text(owner)}" if owner else "") + (", guarded" if use.guarded else "")
 
 
-def _verdict(cell: Cell, anchor: str) -> str:
+def _verdict(cell: ReportCell, anchor: str) -> str:
     """Write one verdict in full. The anchor is within what opens: only then does a link to it open it."""
     verdict = cell.verdict
     word = WORDS[verdict.state]
@@ -336,4 +336,4 @@ def _prose(words: str) -> str:
 
 
 def _text(words: str) -> str:
-    return escape(printable(words))
+    return escape(blank_controls(words))

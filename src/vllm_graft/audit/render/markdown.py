@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from vllm_graft.audit.model import Cell, Report, ReportRow
+from vllm_graft.audit.model import Report, ReportCell, ReportRow
 from vllm_graft.audit.render.presentation import (
     WORDS,
+    blank_controls,
     cells,
     count,
     findings,
     groups,
     needs_attention,
     one_line,
-    printable,
     short_name,
     summary,
     weight,
@@ -31,7 +31,7 @@ DIFF_LINES: Final = 200
 # Room kept for the note on what was left out.
 _NOTE: Final = 300
 # The most characters of one name or sentence.
-_LONGEST: Final = 300
+_MAX_CELL_CHARS: Final = 300
 
 
 def markdown(report: Report, limit: int = LIMIT) -> str:
@@ -105,7 +105,7 @@ def _finding(finding: Finding) -> str:
     return f"- **{_plain(finding.code)}** {finding.level}: {_code(finding.subject)}: {_prose(finding.what)}{where}{fix}"
 
 
-def _diff(row: ReportRow, cell: Cell) -> str:
+def _diff(row: ReportRow, cell: ReportCell) -> str:
     lines = cell.diff.removesuffix("\n").split("\n")
     shown = "\n".join(lines[:DIFF_LINES])
     more = f"{count(len(lines) - DIFF_LINES, 'more line')} of this diff left out." if len(lines) > DIFF_LINES else ""
@@ -148,7 +148,7 @@ def _prose(words: str) -> str:
 
 def _plain(words: str) -> str:
     """Escape markup."""
-    return _silent(re.sub(r"([\\`*_\[\]|~])", r"\\\1", escape(printable(words), quote=False)))
+    return _silent(re.sub(r"([\\`*_\[\]|~])", r"\\\1", escape(blank_controls(words), quote=False)))
 
 
 def _silent(words: str) -> str:
@@ -158,4 +158,4 @@ def _silent(words: str) -> str:
 
 def _short(words: str) -> str:
     words = one_line(words)
-    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
+    return words if len(words) <= _MAX_CELL_CHARS else f"{words[: _MAX_CELL_CHARS - 1]}…"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vllm_graft.audit.model import Cell, Report, ReportRow, Use, Verdict, VerdictState
+from vllm_graft.audit.model import Report, ReportCell, ReportRow, Use, Verdict, VerdictState
 from vllm_graft.findings import Finding, worst_first
 
 Tone = Literal["ok", "body", "sig", "bad", "idle", "news", "none"]
@@ -21,7 +21,7 @@ class StateWord:
     short:  a word or a sign that fits a cell of a matrix
     tone:   its colour
     says:   what it means, as the end of the sentence "The name ..."
-    brief:  the same in a word or three, where the short word does not say it
+    brief:  the same in a word or three, if the short word does not say it
     """
 
     short: str
@@ -31,21 +31,19 @@ class StateWord:
 
 
 WORDS: Final[Mapping[VerdictState, StateWord]] = {
-    "gone": StateWord("gone", "bad", "is nowhere any more"),
+    "gone": StateWord("gone", "bad", "no longer exists"),
     "broken": StateWord("sig!", "bad", "has a signature that callers of the old one do not fit", "another signature"),
-    "misfit": StateWord("misfit", "bad", "is there, and the code that uses it does not fit it", "does not fit"),
+    "misfit": StateWord("misfit", "bad", "exists, but the code that uses it does not fit it", "does not fit"),
     "kind": StateWord(
         "kind", "bad", "is something else now, such as a function where a class was", "something else now"
     ),
-    "moved": StateWord("moved", "bad", "is elsewhere now"),
-    "grown": StateWord(
-        "new", "idle", "is added by the package, and upstream has one of its own now", "upstream's too now"
-    ),
-    "uncalled": StateWord("uncalled", "idle", "is there, and nothing in vLLM mentions it any more", "never mentioned"),
+    "moved": StateWord("moved", "bad", "has moved"),
+    "grown": StateWord("new", "idle", "is added by the package, but upstream now has its own", "upstream's too now"),
+    "uncalled": StateWord("uncalled", "idle", "exists, but nothing in vLLM mentions it any more", "never mentioned"),
     "inherited": StateWord("inherited", "idle", "is no longer defined by the class, but by a base", "from a base"),
-    "extended": StateWord("sig+", "sig", "has new parameters that need not be given", "more parameters"),
-    "body": StateWord("body", "body", "has the same signature and other code", "other code"),
-    "fixed": StateWord("fixed", "news", "has in upstream what the package was there for"),
+    "extended": StateWord("sig+", "sig", "has new optional parameters", "more parameters"),
+    "body": StateWord("body", "body", "has the same signature but different code", "other code"),
+    "fixed": StateWord("fixed", "news", "is now in upstream, so the package's own is not needed"),
     "absent": StateWord("absent", "none", "is in neither release"),
     "same": StateWord("·", "ok", "is unchanged", "unchanged"),
     "": StateWord("", "none", "was not judged: the release cannot be read, or the patch is not for it"),
@@ -56,7 +54,7 @@ _RANKS: Final[Mapping[VerdictState, int]] = {state: len(WORDS) - index for index
 
 
 def weight(state: VerdictState) -> int:
-    """Return how much a state asks for a look: more is worse."""
+    """Return how much attention a state needs: more is worse."""
     return _RANKS[state]
 
 
@@ -100,7 +98,7 @@ def variables(selector: str) -> str:
 class PackageRows:
     """The rows of one package, each list with the worst first.
 
-    title:      the package, with its version where that is known
+    title:      the package, with its version if that is known
     changed:    rows that need attention in some release
     unchanged:  rows that were judged and need none
     unjudged:   rows without any verdict
@@ -129,21 +127,21 @@ def short_name(use: Use) -> str:
     return use.name.removeprefix("vllm.")
 
 
-def cells(report: Report, row: ReportRow) -> list[Cell]:
-    """Return a cell for each column of the report, not judged where the row has none."""
+def cells(report: Report, row: ReportRow) -> list[ReportCell]:
+    """Return a cell for each column of the report, not judged if the row has none."""
     known = {cell.release: cell for cell in row.cells}
-    return [known.get(release) or Cell(release, "", Verdict("")) for release in report.releases]
+    return [known.get(release) or ReportCell(release, "", Verdict("")) for release in report.releases]
 
 
 def needs_attention(use: Use, state: VerdictState) -> bool:
-    """Return whether a state needs attention; a missing name does not where the code adds it or provides for that."""
+    """Return whether a state needs attention; a missing name does not if the code adds it or provides for that."""
     if state == "absent":
         return use.way != "add" and not use.guarded
     return state not in ("same", "")
 
 
 def groups(report: Report) -> list[PackageRows]:
-    """Return the rows by package; packages and rows with the worst first, and as they came where they are alike."""
+    """Return the rows by package; packages and rows with the worst first, and as they came if they are alike."""
     titles = {reading.package: f"{reading.package} {reading.version}".strip() for reading in report.packages}
     packages = dict.fromkeys([*titles, *(row.package for row in report.rows)])
     found = {package: PackageRows(titles.get(package, package), [], [], []) for package in packages}
@@ -193,20 +191,20 @@ def summary(report: Report) -> tuple[str, str]:
     need = sum(len(group.changed) for group in groups(report))
     span = f"vLLM {' to '.join(dict.fromkeys((report.releases[0], report.releases[-1])))}" if report.releases else ""
     against = f"{span}, {comparison(report)}" if span else "no release of vLLM"
-    rest = f", in {count(packages, 'package')} held against {against}."
+    rest = f", in {count(packages, 'package')} checked against {against}."
     some = f"{need:,}" if need else "None"
     verb = "needs" if need < 2 else "need"
     return f"{some} of {count(uses, 'use')} of vLLM {verb} a look", rest
 
 
-def printable(words: str) -> str:
+def blank_controls(words: str) -> str:
     """Return text from elsewhere with a space for each line end and control character."""
     return "".join(each if each.isprintable() else " " for each in words)
 
 
 def one_line(words: str) -> str:
     """Return the same with single spaces, and none at its ends."""
-    return " ".join(printable(words).split())
+    return " ".join(blank_controls(words).split())
 
 
 def _badness(report: Report, row: ReportRow) -> tuple[bool, int, int]:

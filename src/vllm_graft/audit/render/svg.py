@@ -10,8 +10,8 @@ from vllm_graft.audit.model import Report, ReportRow
 from vllm_graft.audit.render.presentation import (
     WORDS,
     Tone,
+    blank_controls,
     cells,
-    printable,
     short_name,
     summary,
     variables,
@@ -37,7 +37,7 @@ text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 
 
 def svg(report: Report, rows: int = 8, caption: str = "") -> str:
-    """Return the picture: so many rows, taken evenly from the worst to the unchanged so that they stand for all.
+    """Return the picture: that number of rows, taken evenly from the worst to the unchanged so that they stand for all.
 
     Without a caption the sentence that sums the report up stands below.
     """
@@ -50,7 +50,7 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
     states = {cell.verdict.state for row in shown for cell in cells(report, row)}
     told = [f"{word.short} {word.brief}" for state, word in WORDS.items() if state in states and word.brief]
     tones = [",  ".join(told)] if shown else []
-    said = textwrap.wrap(printable(caption or "".join(summary(report))), int((width - 2 * _EDGE) / 7.3))
+    said = textwrap.wrap(blank_controls(caption or "".join(summary(report))), int((width - 2 * _EDGE) / 7.3))
     body += [_text(line, _EDGE, below + 19 * number, "t") for number, line in enumerate(said)]
     below += 19 * len(said) + 4
     body += [_text(line, _EDGE, below, "k s") for line in tones]
@@ -96,4 +96,4 @@ def _text(words: str, x: int, y: int, names: str) -> str:
 
 
 def _escape(words: str) -> str:
-    return escape(printable(words))
+    return escape(blank_controls(words))

@@ -8,14 +8,14 @@ from typing import Final
 from vllm_graft.audit.model import Report, ReportRow
 from vllm_graft.audit.render.presentation import WORDS, cells, groups, one_line, short_name, summary
 
-# The fewest characters in which a name can be told from others.
+# The fewest characters that distinguish a name from others.
 _LEAST: Final = 24
 
 
 def text(report: Report, width: int, *, every: bool = False) -> str:
     """Return the matrix as a table that fits a terminal of this width, and a line that sums it up.
 
-    Rows that ask for no look are folded into one line for each package, unless every row is asked for. Where the
+    Rows that need no attention are folded into one line for each package, unless every row is asked for. If the
     width is short, names and places lose their beginnings, then places go; with more releases than fit, lines are
     longer than the width. Findings are not shown: a command prints them beside the table.
     """

@@ -33,7 +33,7 @@ from pathlib import Path
 from vllm_graft.audit.model import PackageUses
 from vllm_graft.audit.uses.bodies import BodyDependencies, body_contents, body_dependencies, is_class_method
 from vllm_graft.audit.uses.distribution import PackageFiles, installed_plugins, locate
-from vllm_graft.audit.uses.package import PackageReader, Progress
+from vllm_graft.audit.uses.package import PackageReader, ReadingProgress
 from vllm_graft.findings import Finding
 
 __all__ = [
@@ -68,21 +68,21 @@ def collector_paused(*, ending: bool = False) -> Iterator[None]:
 
 
 def read(what: str | Path, *, tests: bool = False) -> PackageUses:
-    """Read every use of vLLM in a package from its source; ConfigError where there is no such package.
+    """Read every use of vLLM in a package from its source; ConfigError if there is no such package.
 
     Its own tests are left out, unless ``tests`` is set.
     """
     return read_files(locate(what, tests=tests))
 
 
-def read_files(package: PackageFiles, progress: Progress | None = None) -> PackageUses:
+def read_files(package: PackageFiles, progress: ReadingProgress | None = None) -> PackageUses:
     """Read every use of vLLM in a package's files; ``progress`` is called with the steps done and their number."""
     required = package.required
     with collector_paused():
         reader = PackageReader(package.package, package.files, progress)
         uses = tuple(reader.uses())
     broken = [
-        Finding("P220", "error", package.package, f"the lock is left out of account: {one.what}", one.where, one.fix)
+        Finding("P220", "error", package.package, f"the lock is ignored: {one.what}", one.where, one.fix)
         for one in reader.locks.broken
     ]
     return PackageUses(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from abc import ABCMeta
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from vllm_graft.audit.model import Use
+from vllm_graft.audit.model import Use, position
 from vllm_graft.audit.uses.syntax import CHILDLESS, children, first_parameter, nodes
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
@@ -24,9 +24,9 @@ _KNOWN: Final = "graft_contents"
 
 @dataclass(frozen=True, slots=True)
 class _BodyContents:
-    """The attributes and keywords in one function, each with its line.
+    """The attributes and keywords in one function, each with its position.
 
-    read:      the attributes that it reads from its first parameter
+    read:      the attributes that it reads from its first parameter, other than where a handler takes their absence
     stored:    those that it sets there, in no function inside that has a parameter of that name
     asked:     those that it asks for by ``hasattr`` and the like
     set:       those that it sets there, functions inside included
@@ -45,7 +45,7 @@ class _BodyContents:
 
 @dataclass(frozen=True, slots=True)
 class BodyDependencies:
-    """The dependencies of a body, each with its first line.
+    """The dependencies of a body, each with its first position.
 
     attributes:  what it reads from the object it is given, without what the package itself puts there
     keywords:    what it passes by name to the function that it wraps or overrides
@@ -56,15 +56,15 @@ class BodyDependencies:
 
 
 def body_dependencies(use: Use) -> BodyDependencies:
-    """Return what the body of a use depends on; empty where there is no body."""
+    """Return what the body of a use depends on; empty if there is no body."""
     if use.body is None:
         return BodyDependencies()
     held = body_contents(use.body)
     marks = {dotted(one) for one in use.body.decorator_list} if isinstance(use.body, Function) else set()
     read = held.called if "classmethod" in marks else () if "staticmethod" in marks else held.read
-    attributes = _first_lines(_attributes(use, held, read)) if use.container else {}
-    passed = ((word, line) for name, word, line in held.passed if name in ("", use.attribute))
-    return BodyDependencies(attributes, _first_lines(passed))
+    attributes = _first_places(_attributes(use, held, read)) if use.container else {}
+    passed = ((word, place) for name, word, place in held.passed if name in ("", use.attribute))
+    return BodyDependencies(attributes, _first_places(passed))
 
 
 def is_class_method(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
@@ -82,17 +82,20 @@ def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> 
     passed: list[tuple[str, str, int]] = []
     stored, asked, assigned = set[str](), set[str](), set[str]()
     below: dict[ast.AST, list[ast.AST]] = {}
+    tolerated: set[ast.AST] = set()
     for node in _same_receiver(body, first, below):
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Try | ast.TryStar | ast.With):
+            tolerated.update(inner for one in _watched(node) for inner in nodes(one))
+        elif isinstance(node, ast.Attribute):
             if _is(node.value, first):
                 if isinstance(node.ctx, ast.Load):
-                    read.append((node.attr, node.lineno))
+                    read += [(node.attr, _position(node))] if node not in tolerated else []
                 else:
                     stored.add(node.attr)
         elif isinstance(node, ast.Call) and len(node.args) > 1 and _is(node.args[0], first):
             called, name = dotted(node.func), _text(node.args[1])
             if name is not None and called == "getattr" and len(node.args) == 2:
-                read.append((name, node.lineno))
+                read.append((name, _position(node)))
             elif name is not None and called in ("hasattr", "getattr", "setattr"):
                 asked.add(name)
     for node in nodes(body, below):
@@ -103,31 +106,40 @@ def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> 
             if first and len(node.args) > 1 and _is(node.func, "setattr") and _is(node.args[0], first):
                 assigned.update(filter(None, [_text(node.args[1])]))
             if node.keywords and (to := _original(node.func)) is not None:
-                passed += [(to, one.arg, one.value.lineno) for one in node.keywords if one.arg]
+                passed += [(to, one.arg, _position(one.value)) for one in node.keywords if one.arg]
     on_class = tuple(_called_on_class(body, first)) if is_class_method(body) else ()
     sets = (frozenset(stored), frozenset(asked), frozenset(assigned))
     known = body.__dict__[_KNOWN] = _BodyContents(tuple(read), *sets, tuple(passed), on_class)
     return known
 
 
-def _first_lines(found: Iterable[tuple[str, int]]) -> dict[str, int]:
-    lines: dict[str, int] = {}
-    for name, line in sorted(found, key=lambda pair: pair[1]):
-        lines.setdefault(name, line)
-    return lines
+def _first_places(found: Iterable[tuple[str, int]]) -> dict[str, int]:
+    places: dict[str, int] = {}
+    for name, place in sorted(found, key=lambda pair: pair[1]):
+        places.setdefault(name, place)
+    return places
+
+
+def _position(node: ast.expr) -> int:
+    return position(node.lineno, node.col_offset)
 
 
 def _attributes(use: Use, held: _BodyContents, read: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
     """Yield the attributes read from the first parameter, without those that the body tests for beforehand."""
-    for name, line in read:
+    for name, place in read:
         magic = name.startswith("__") and name.endswith("__")
-        own = name in use.own or name in held.stored or name in held.asked
+        own = (
+            name in use.own_attributes
+            or name in held.stored
+            or name in held.asked
+            or "__getattr__" in use.own_attributes
+        )
         if not own and not magic and not _ORIGINAL.search(name.lower()):
-            yield name, line
+            yield name, place
 
 
 def _called_on_class(body: ast.AST, first: str) -> Iterator[tuple[str, int]]:
-    """Yield what a class method calls on its class; nothing where the variable may hold something else."""
+    """Yield what a class method calls on its class; nothing if the variable may hold something else."""
     every = list(nodes(body))
     if any(isinstance(one, ast.Name) and one.id == first and not isinstance(one.ctx, ast.Load) for one in every):
         return
@@ -137,7 +149,24 @@ def _called_on_class(body: ast.AST, first: str) -> Iterator[tuple[str, int]]:
         called = node.func if isinstance(node, ast.Call) and node not in caught else None
         # A metaclass has methods of its own, such as ``register``.
         if isinstance(called, ast.Attribute) and _is(called.value, first) and not hasattr(ABCMeta, called.attr):
-            yield called.attr, called.lineno
+            yield called.attr, _position(called)
+
+
+def _watched(node: ast.Try | ast.TryStar | ast.With) -> Sequence[ast.stmt]:
+    """Return the statements of a block that goes on if an attribute is missing.
+
+    A handler of all exceptions counts if it watches one statement: around more, it is there for other failures.
+    """
+    if isinstance(node, ast.With):
+        calls = (one.context_expr for one in node.items if isinstance(one.context_expr, ast.Call))
+        caught = [kind for one in calls if dotted(one.func).rpartition(".")[2] == "suppress" for kind in one.args]
+        return node.body if {"AttributeError", "Exception"}.intersection(map(dotted, caught)) else []
+    for handler in node.handlers:
+        kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+        names = {dotted(kind) if kind is not None else "BaseException" for kind in kinds}
+        if "AttributeError" in names or (len(node.body) == 1 and names & {"Exception", "BaseException"}):
+            return [] if isinstance(handler.body[-1], ast.Raise) else node.body
+    return []
 
 
 def _same_receiver(body: ast.AST, first: str, below: dict[ast.AST, list[ast.AST]]) -> Iterator[ast.AST]:

@@ -55,9 +55,8 @@ def _defined(cls: LocalDef, seen: tuple[LocalDef, ...]) -> Iterator[str]:
     for value in cls.inside.names.values():
         for own in local_defs(value):
             yield from _stored(own)
-    for base in cls.bases:
-        for own in local_defs(base):
-            yield from _defined(own, (*seen, cls))
+    for own in cls.own_bases:
+        yield from _defined(own, (*seen, cls))
 
 
 def _stored(own: LocalDef) -> frozenset[str]:
@@ -80,10 +79,10 @@ class ClassHierarchy:
         for found in founds:
             for one in found.subclasses:
                 self.targets[one.cls] = (*self.targets.get(one.cls, ()), one.target)
-                self._derived.update(own for base in one.cls.bases for own in local_defs(base))
+                self._derived.update(one.cls.own_bases)
 
     def calls(self, found: FileUses, ownership: OwnAttributes) -> Iterator[Use]:
-        """Yield the calls on ``self`` and ``super()`` that go to a method of vLLM's."""
+        """Yield the calls on ``self`` and ``super()`` that go to one of vLLM's methods."""
         for called in found.methods:
             method = called.method
             if not self.is_sealed(called.cls):
@@ -96,9 +95,9 @@ class ClassHierarchy:
                 elif isinstance(one, LocalDef) and one.inside is not None and method in one.inside.names:
                     break
             # Asked last: the names that a class defines take a search through the bodies of all its methods.
-            if owners and (called.above or method not in ownership.of_class(called.cls)):
+            if owners and (called.via_super or method not in ownership.of_class(called.cls)):
                 use = called.use(found.file.shown, *owners[0])
-                yield replace(use, bound=True, owners=tuple(owners[1:]), above=called.above)
+                yield replace(use, bound=True, owners=tuple(owners[1:]), via_super=called.via_super)
 
     def constructions(self, found: FileUses) -> Iterator[Use]:
         """Yield the calls of the package's own classes that reach the constructor of a class of vLLM as they are."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import contextlib
+import csv
 import email.parser
 import importlib.util
 import re
@@ -36,10 +38,10 @@ _ABOVE: Final = 2
 class VllmRequirement:
     """A file's requirement of vLLM.
 
-    exact:       the one release that it allows; empty where it allows several
+    exact:       the one release that it allows; empty if it allows several
     specifier:   what it says, such as ">=0.24,<0.29"
     file:        the name of the file
-    by_number:   whether it requires nothing, but speaks of the release of vLLM that has the package's own version
+    by_number:   whether it requires nothing, but mentions the release of vLLM that has the package's own version
     """
 
     exact: str
@@ -59,13 +61,17 @@ class VllmRequirement:
             operators = {part.operator for part in one.specifier if "!=" not in part.operator}
             if canonicalize_name(one.name) not in UPSTREAM or not operators & _UPPER:
                 continue
-            exact = [
-                part.version for part in one.specifier if part.operator in ("==", "===") and "*" not in part.version
-            ]
+            exact = _exact_releases(one)
             specifier = ",".join(sorted(map(str, one.specifier), key=lambda part: (part[0] != ">", part)))
             required = cls(exact[0] if exact else "", specifier, file)
             found.append((one.marker is not None, not exact, required))
         return min(found, key=lambda entry: entry[:2])[2] if found else None
+
+
+def _exact_releases(requirement: Requirement) -> list[str]:
+    return [
+        part.version for part in requirement.specifier if part.operator in ("==", "===") and "*" not in part.version
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +97,9 @@ def installed_plugins() -> list[str]:
 
 
 def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
-    """Locate a package by name or path; ConfigError where there is none, or none with a source.
+    """Locate a package by name or path; ConfigError if there is none, or none with a source.
 
-    Its tests are left out and counted, unless ``tests`` is set: they are no part of what it does to vLLM.
+    Its tests are left out and counted, unless ``tests`` is set: they are not part of what it does to vLLM.
     """
     if isinstance(what, str) and canonicalize_name(what) in UPSTREAM:
         raise ConfigError(f"{what!r} is vLLM itself", where="the package to read", fix="name a package that uses vLLM")
@@ -116,7 +122,7 @@ def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
             fix="name a folder with its sources, such as an unpacked source distribution",
         )
     without_tests = [file for file in found.files if tests or not is_test(PurePosixPath(file.shown))]
-    # Where there is nothing but tests, they are what was meant.
+    # If there is nothing but tests, they are what was meant.
     if not without_tests:
         return found
     return replace(found, files=without_tests, tests=len(found.files) - len(without_tests))
@@ -155,7 +161,7 @@ def _named(name: str) -> PackageFiles | None:
 
 
 def _modules(name: str) -> list[SourceFile] | None:
-    """Return the files of an importable module or package, empty for compiled code; None where there is none."""
+    """Return the files of an importable module or package, empty for compiled code; None if there is none."""
     top, *rest = name.split(".")
     try:
         # For a top-level name this imports nothing; below it, importlib would import what is above.
@@ -180,30 +186,35 @@ def _modules(name: str) -> list[SourceFile] | None:
 def _path(path: Path) -> PackageFiles | None:
     """Locate a file or folder, with the version and the requirement that its project states."""
     if path.is_file():
-        return PackageFiles(path.name, [source_file(path, path.parent)] if path.suffix == ".py" else [])
-    if not path.is_dir():
-        return None
+        if path.suffix != ".py":
+            return PackageFiles(path.name, [])
+        return PackageFiles(path.name, [source_file(path, path.parent)], *_stated(path.parent, path))
+    return PackageFiles(path.name, files_below(path, path.parent), *_stated(path)) if path.is_dir() else None
+
+
+def _stated(path: Path, file: Path | None = None) -> tuple[str, VllmRequirement | None]:
+    """Return the version that the project of a folder states, or of one file in it, and its requirement of vLLM."""
     version, required = "", None
-    for stated, requirements, file in _requirements(path):
+    for stated, requirements, name in _requirements(path, file):
         version = version or stated
-        if (required := VllmRequirement.find(requirements, file)) is not None:
+        if (required := VllmRequirement.find(requirements, name)) is not None:
             break
     else:
         # Backends such as vllm-ascend do not require vLLM, because theirs is built by hand, and follow its version
-        # numbers: the release is the one of the package's number, where a file of the project mentions it.
+        # numbers: the release is the one of the package's number, if a file of the project mentions it.
         with contextlib.suppress(InvalidVersion):
             number = Version(version).base_version
             said = re.compile(rf"\bvllm\W{{0,4}}v?{re.escape(number)}(?![\w.]*\d)", re.IGNORECASE)
             readmes = (text for root in _roots(path) for text in sorted(root.glob("README*")))
-            for text in (*_metadata_files(path), *readmes):
+            for text in (*_metadata_files(path, file), *readmes):
                 if required is None and number.count(".") >= _PARTS and said.search(_text(text)):
                     required = VllmRequirement(number, f"=={number}", text.name, by_number=True)
-    return PackageFiles(path.name, files_below(path, path.parent), version, required)
+    return version, required
 
 
-def _requirements(folder: Path) -> Iterator[tuple[str, Iterable[str], str]]:
+def _requirements(folder: Path, file: Path | None) -> Iterator[tuple[str, Iterable[str], str]]:
     """Yield the version and the requirements in each file that states some, with the file's name."""
-    for path in _metadata_files(folder):
+    for path in _metadata_files(folder, file):
         message = email.parser.HeaderParser().parsestr(_text(path))
         yield message.get("Version", ""), message.get_all("Requires-Dist", []), path.name
     for root in _roots(folder):
@@ -223,10 +234,38 @@ def _requirements(folder: Path) -> Iterator[tuple[str, Iterable[str], str]]:
         with contextlib.suppress(configparser.Error):
             parser.read_string(_text(root / "setup.cfg"))
             yield "", parser.get("options", "install_requires", fallback="").splitlines(), "setup.cfg"
+        yield "", _required_by_setup(root / "setup.py"), "setup.py"
         lists = [*root.glob("requirements*.txt"), *root.glob("requirements/*.txt")]
         for path in sorted(lists, key=lambda path: (path.name != "requirements.txt", path)):
-            lines = (line.partition("#")[0].strip() for line in _text(path).splitlines())
+            # Without comments, and without the hashes that pip-compile adds.
+            lines = (re.split(r"#|\\|--hash", line)[0].strip() for line in _text(path).splitlines())
             yield "", lines, path.relative_to(root).as_posix()
+
+
+def _required_by_setup(path: Path) -> list[str]:
+    """Return the requirements that a ``setup.py`` spells out: every text in the value of ``install_requires``."""
+    found: list[str] = []
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        tree = ast.parse(_text(path))
+        assigned = [one for one in tree.body if isinstance(one, ast.Assign)]
+        lists = {target.id: one.value for one in assigned for target in one.targets if isinstance(target, ast.Name)}
+        for one in ast.walk(tree):
+            if isinstance(one, ast.keyword) and one.arg == "install_requires":
+                value = lists.get(one.value.id, one.value) if isinstance(one.value, ast.Name) else one.value
+                texts = (each.value for each in ast.walk(value) if isinstance(each, ast.Constant))
+                found += [text for text in texts if isinstance(text, str)]
+    pins = {text: pin for text in found if (pin := _vllm_pin(text))}
+    # Both arms of a condition are read: of several releases, reading does not tell which one is required.
+    return found if len(set(pins.values())) <= 1 else [text for text in found if text not in pins]
+
+
+def _vllm_pin(text: str) -> str:
+    """Return the one release of vLLM that a requirement allows; empty for any other."""
+    with contextlib.suppress(InvalidRequirement):
+        one = Requirement(text)
+        if canonicalize_name(one.name) in UPSTREAM:
+            return next(iter(_exact_releases(one)), "")
+    return ""
 
 
 def _roots(folder: Path) -> Iterator[Path]:
@@ -240,8 +279,11 @@ def _roots(folder: Path) -> Iterator[Path]:
         yield above
 
 
-def _metadata_files(folder: Path) -> Iterator[Path]:
-    """Yield the metadata of the distribution that a folder holds, or that it is a package of."""
+def _metadata_files(folder: Path, file: Path | None = None) -> Iterator[Path]:
+    """Yield the metadata of the distribution that a folder holds, or that it or one file in it is a part of."""
+    if file is not None:
+        yield from _metadata_that_lists(file)
+        return
     yield from sorted(folder.glob("*.dist-info/METADATA"))
     yield from sorted(folder.glob("*.egg-info/PKG-INFO"))
     if (folder / "PKG-INFO").is_file():
@@ -252,6 +294,16 @@ def _metadata_files(folder: Path) -> Iterator[Path]:
             record = _text(info / "RECORD").splitlines() if len(beside) > 1 else []
             if len(beside) == 1 or any(line.startswith(f"{folder.name}/") for line in record):
                 yield info / "METADATA"
+
+
+def _metadata_that_lists(file: Path) -> Iterator[Path]:
+    """Yield the metadata of the distributions with a file: beside it may lie those of everything installed."""
+    for root in _roots(file.parent):
+        for info in sorted(root.glob("*.dist-info")):
+            with contextlib.suppress(csv.Error):
+                rows = csv.reader(_text(info / "RECORD").splitlines())
+                if any(row[:1] == [file.relative_to(root).as_posix()] for row in rows):
+                    yield info / "METADATA"
 
 
 def _strings(value: object) -> list[str]:

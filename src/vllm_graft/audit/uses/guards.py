@@ -1,7 +1,7 @@
 """Tests and handlers around code: which failures they catch, and whether they let the code run in a release.
 
 A condition is stored as it is written, with its scope, and is evaluated for each release: versions are compared, names
-looked up, flags and helper functions of the package followed. Where the outcome is unknown, the code behind it may run
+looked up, flags and helper functions of the package followed. If the outcome is unknown, the code behind it may run
 or not.
 """
 
@@ -86,6 +86,9 @@ _VERSION_PARTS: Final = frozenset(
     {"release", "base_version", "public", "major", "minor", "micro", "local", "is_devrelease"}
 )
 
+# Expressions that may be a version, or a test of it.
+_VERSIONED: Final = frozenset({ast.Name, ast.Attribute, ast.Call})
+
 # Attributes that hold the names of a class or a module.
 _NAMESPACES: Final = frozenset(
     {"__dict__", "__dataclass_fields__", "__annotations__", "model_fields", "__fields__", "__struct_fields__"}
@@ -104,7 +107,7 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
     ast.NotIn: lambda one, many: one not in cast("Sequence[object]", many),
 }
 
-# The comparison of versions that the name of a helper function shows, where its source is not at hand.
+# The comparison of versions that the name of a helper function shows, if its source is not at hand.
 _BY_NAME: Final[Sequence[tuple[re.Pattern[str], Callable[[Version, Version], bool]]]] = (
     (re.compile(r"at_?least|_(ge|gte|geq|min|since|from)$|or_(newer|later|above|greater|higher)"), operator.ge),
     (re.compile(r"at_?most|_(le|lte|leq|max|until)$|or_(older|earlier|below|less|lower)"), operator.le),
@@ -127,7 +130,7 @@ def caught_by(state: WalkState, node: ast.Try | ast.TryStar) -> frozenset[str]:
 
 
 def handles_absence(state: WalkState, handler: ast.ExceptHandler) -> bool:
-    """Return whether a handler runs where a name is missing."""
+    """Return whether a handler runs if a name is missing."""
     return bool(caught_kinds(state, handler.type) - {CALL})
 
 
@@ -186,7 +189,7 @@ def _is_idle(node: ast.stmt) -> bool:
 
 
 def leaves(body: Sequence[ast.stmt]) -> bool:
-    """Return whether what follows a branch runs only where the branch did not."""
+    """Return whether what follows a branch runs only if the branch did not."""
     return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
 
 
@@ -216,7 +219,7 @@ def _asks(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
                 inside = own.inside or own.scope
                 for one in nodes(whole(tested)):
                     tries = isinstance(one, ast.Try) and any(_imported_names(one.body))
-                    if tries or _is_version(one, resolver, inside):
+                    if tries or (type(one) in _VERSIONED and _is_version(one, resolver, inside)):
                         return True
         return False
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
@@ -251,7 +254,9 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
         first = node.args[0] if node.args else None
         of_vllm = isinstance(first, ast.Constant) and first.value in _DISTRIBUTIONS
         called = dotted(node.func).lower()
-        return _is_of_vllm(called) or (of_vllm and ("version" in called or called.endswith("distribution")))
+        if of_vllm and ("version" in called or called.endswith("distribution")):
+            return True
+        return _is_of_vllm(called) or (of_vllm and resolver.dotted(node.func, scope) in _METADATA)
     if isinstance(node, ast.Name):
         last, root = node.id, cast("ast.expr", node)
     elif isinstance(node, ast.Attribute):
@@ -262,9 +267,11 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
         return False
     if "version" in last.lower() and _is_of_vllm(dotted(node)):
         return True
-    # Most names are mere variables without a known value, and resolving them costs time.
-    if isinstance(root, ast.Name) and not scope.find(root.id):
-        return False
+    if isinstance(root, ast.Name):
+        # Most names are mere variables without a known value, or other packages, and resolving them costs time.
+        held = scope.find(root.id)
+        if not held or (len(held) == 1 and isinstance(held[0], Name) and resolver.is_foreign(held[0])):
+            return False
     for one in resolver.value(node, scope):
         if isinstance(one, (ConditionValue, FlagValue)):
             return True
@@ -301,14 +308,14 @@ def _is_of_vllm(name: str) -> bool:
     One without "vllm" may be the version of anything: of a model, of a plugin's own interface.
     """
     *owners, last = name.lower().split(".")
-    if any(_OTHER_VERSION.search(part) for part in (*owners, last)):
+    if "version" not in last or not ("vllm" in last or "vllm" in owners):
         return False
-    return "version" in last and ("vllm" in last or "vllm" in owners)
+    return not any(_OTHER_VERSION.search(part) for part in (*owners, last))
 
 
 @dataclass(frozen=True, slots=True)
 class ExpressionCondition:
-    """A condition as it is written, and whether code runs where it is true or where it is false.
+    """A condition as it is written, and whether code runs if it is true or if it is false.
 
     alternative:  whether the code on the other side provides a replacement for what is missing
     """
@@ -321,13 +328,16 @@ class ExpressionCondition:
 
     def outcome(self, facts: ReleaseFacts) -> Outcome:
         """Return whether the code runs in a release, and whether the presence of a name decided that."""
-        if self not in facts.outcomes:
+        known = self.resolver.outcomes.get(self) or facts.outcomes.get(self)
+        if known is None:
             # A flag may depend on a test of itself: ``if not found: found = True``.
             facts.outcomes[self] = Outcome(None, asked=True)
             evaluator = _Evaluator(self.resolver, facts)
             held = _truth(evaluator.value(self.node, _Frame(self.scope)))
-            facts.outcomes[self] = Outcome(None if held is None else held is self.wanted, evaluator.asked)
-        return facts.outcomes[self]
+            known = Outcome(None if held is None else held is self.wanted, evaluator.asked)
+            outcomes = facts.outcomes if evaluator.used_facts else self.resolver.outcomes
+            outcomes[self] = known
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +366,7 @@ class TryBody:
 
 @dataclass(frozen=True, slots=True)
 class TryCondition:
-    """Code that runs only where the body of a ``try`` has failed, or only where it has not."""
+    """Code that runs only if the body of a ``try`` has failed, or only if it has not."""
 
     body: TryBody
     failed: bool
@@ -389,7 +399,7 @@ def _is_there(facts: ReleaseFacts, name: Name, conditions: Sequence[Condition]) 
 
 @dataclass(frozen=True, slots=True)
 class AnyCondition:
-    """Code that runs where one of several guards lets it: a module that several places import, each behind a test."""
+    """Code that runs if one of several guards lets it: a module that several places import, each behind a test."""
 
     ways: tuple[tuple[Condition, ...], ...]
     alternative: bool = False
@@ -410,13 +420,23 @@ class _Frame(NamedTuple):
 
 
 class _Evaluator:
-    """Evaluates expressions for one release; ``asked`` is set once the presence of a name has mattered."""
+    """Evaluates expressions for one release.
+
+    asked:       set once the presence of a name has mattered
+    used_facts:  set once anything about the release has; without that, the value is the same in all of them
+    """
 
     def __init__(self, resolver: Resolver, facts: ReleaseFacts) -> None:
         self._resolver = resolver
-        self._facts = facts
+        self._of_release = facts
         self._deep = 0
-        self.asked = False
+        self._known: dict[tuple[ConditionValue, int], object] = {}
+        self.asked = self.used_facts = False
+
+    @property
+    def _facts(self) -> ReleaseFacts:
+        self.used_facts = True
+        return self._of_release
 
     def value(self, node: ast.expr | None, frame: _Frame) -> object:
         """Return the value of an expression in this release, or _UNKNOWN."""
@@ -474,7 +494,7 @@ class _Evaluator:
             elif isinstance(one, Name) and one.dotted in _VERSION_TUPLES:
                 value = _version_part(_version(self._facts.version), "release")
             elif isinstance(one, Name) and one.is_vllm:
-                # Where the import of a name has failed and the code goes on, it has set it to None.
+                # If the import of a name has failed and the code goes on, it has set it to None.
                 value = self._presence(one.module, one.qualname)
             elif isinstance(one, TextValue):
                 value = one.text
@@ -483,7 +503,7 @@ class _Evaluator:
             elif isinstance(one, ConditionValue) and self._deep < _DEEP:
                 self._deep += 1
                 try:
-                    value = self.value(one.node, _Frame(one.scope))
+                    value = self._stored(one)
                 finally:
                     self._deep -= 1
             elif isinstance(one, FlagValue):
@@ -492,20 +512,28 @@ class _Evaluator:
                 held = _all(each.runs for each in outcomes)
                 value = one.value if held else _OUT if held is False else _UNKNOWN
             found += [value] if value is not _OUT else []
-        here = next((one for one in found if str(one) == self._facts.version), _UNKNOWN)
+        versions = [one for one in found if isinstance(one, str | Version)]
+        here = next((one for one in versions if str(one) == self._facts.version), _UNKNOWN)
         if all(one is None or isinstance(one, str | Version) for one in found) and here is not _UNKNOWN:
             # What else the variable may hold stands for a vLLM that is not installed.
             return here
         return _either(found)
 
+    def _stored(self, one: ConditionValue) -> object:
+        """Return the outcome of a test that a variable holds: ``x = f(x)`` again and again refers to all before it."""
+        key = one, self._deep
+        if key not in self._known:
+            self._known[key] = self.value(one.node, _Frame(one.scope))
+        return self._known[key]
+
     def _presence(self, module: str, qualname: str) -> object:
-        """Return a thing where a name exists, None where it does not."""
+        """Return a thing if a name exists, None if it does not."""
         self.asked = True
         there = self._facts.has(module, qualname)
         return _UNKNOWN if there is None else _THING if there else None
 
     def _attribute(self, node: ast.Attribute, frame: _Frame) -> object:
-        # Of a value of vLLM's, such as ``envs.VLLM_USE_V1``, the truth is not its presence.
+        # The truth of one of vLLM's values, such as ``envs.VLLM_USE_V1``, does not show its presence.
         held = tuple(
             one
             for one in self._resolver.value(node, frame.scope)
@@ -601,7 +629,7 @@ class _Evaluator:
         return compare(here, asked)
 
     def _has(self, owner: ast.expr, name: object, scope: Scope, *, parameter: bool = False) -> object:
-        """Return whether something of vLLM's has an attribute, or a function a parameter, where its value is known."""
+        """Return whether something from vLLM has an attribute, or a function a parameter, if its value is known."""
         held = list(vllm_names(self._resolver.value(owner, scope))) if isinstance(name, str) else []
         if not held or (parameter and len(held) != 1):
             return _UNKNOWN
@@ -632,7 +660,7 @@ class _Evaluator:
         return _UNKNOWN if found is _OUT else found
 
     def _run(self, body: Sequence[ast.stmt], scope: Scope, names: dict[str, object]) -> object:
-        """Return what statements return; _OUT where they reach their end, or raise."""
+        """Return what statements return; _OUT if they reach their end, or raise."""
         frame = _Frame(scope, names)
         for node in body:
             found: object = _OUT
@@ -717,7 +745,7 @@ def _compared(op: ast.cmpop, left: object, right: object) -> object:
     if ordering and isinstance(left, Version) != isinstance(right, Version):
         left, right = _version(left), _version(right)
     if isinstance(right, SpecifierSet):
-        # Releases of packaging differ in what they do with a text that is no version.
+        # Releases of packaging differ in what they do with a string that is not a version.
         left = _version(left)
     things = _THING in (left, right) and None not in (left, right)
     if left is _UNKNOWN or right is _UNKNOWN or things:

@@ -17,7 +17,7 @@ from vllm_graft.audit.uses.guards import AnyCondition
 from vllm_graft.audit.uses.patches import Locks
 from vllm_graft.audit.uses.resolver import VERBS, PackageModules, Resolver
 from vllm_graft.audit.uses.source_file import SourceFile, upwards
-from vllm_graft.audit.uses.syntax import first_line
+from vllm_graft.audit.uses.syntax import BodyBudget, first_line
 from vllm_graft.audit.uses.values import (
     TOP,
     ConditionValue,
@@ -44,6 +44,8 @@ from vllm_graft.sources.fingerprint import Function
 _PUBLIC_SPECIAL: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
 # The most files that a name is followed through before it is given up.
 _DEEP: Final = 20
+# The lines of functions whose syntax trees are held until they are walked: about 80 MB.
+_HELD_LINES: Final = 60_000
 
 # Parts words by spaces: together with ``split`` this takes a third of the time of a regular expression.
 _APART: Final = str.maketrans({chr(code): " " for code in range(128) if not (chr(code).isalnum() or chr(code) == "_")})
@@ -55,23 +57,27 @@ _RELATIVE: Final = re.compile(r"\bfrom[\s\\]+\.")
 # The functions that a test for a name is written with.
 _ASKING: Final = frozenset({"hasattr", "getattr", "find_spec", "signature", "getfullargspec"})
 
-Progress = Callable[[int, int], None]
+ReadingProgress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
 
 
 class PackageReader:
     """Reads the files of one package for its uses of vLLM."""
 
-    def __init__(self, name: str, files: list[SourceFile], progress: Progress | None = None) -> None:
+    def __init__(self, name: str, files: list[SourceFile], progress: ReadingProgress | None = None) -> None:
         self.name = name
         self._progress = progress or (lambda done, total: None)
         self.locks = Locks()
         self.unread: list[Finding] = []
         self.files = [file for file in files if self._opens(file)]
+        budget = BodyBudget(_HELD_LINES)
+        for file in self.files:
+            file.body_budget = budget
         self._resolver = Resolver(self)
         self._walkers: dict[SourceFile, Walker | None] = {}
         self._deep = 0
         self._following: set[Name] = set()
+        self._places: dict[Name, tuple[SourceFile, list[str]] | None] = {}
         self._modules: dict[str, SourceFile] = {}
         for file in self.files:
             for module in (file.module, file.name):
@@ -102,7 +108,7 @@ class PackageReader:
         for found in founds:
             uses = [*found.imports(), *self._subclasses(found, own, hierarchy)]
             uses += [*found.calls, *hierarchy.calls(found, own), *hierarchy.constructions(found)]
-            uses += [replace(use, own=stored.intersection(use.path)) for use in found.reads]
+            uses += found.reads
             # What is declared as a class of vLLM may be of the package's own subclass, which defines more.
             uses = [use for use in uses if not (use.guessed and use.path[-1:] in defined.get(use.qualname, ()))]
             try:
@@ -118,7 +124,8 @@ class PackageReader:
             for use in sorted(once.values(), key=lambda use: use.line):
                 inside = branches.get(use.body_file or use.file, ())
                 guessed = use.guessed or Name(use.module, use.qualname.partition(".")[0]) in starred
-                yield replace(use, guard=guard.and_also(use.guard), branches=inside, guessed=guessed)
+                owned = stored.intersection(use.path) if use.way == "read" else use.own_attributes
+                yield use.but(guard=guard.and_also(use.guard), branches=inside, guessed=guessed, own_attributes=owned)
         for found in founds:
             # Conditions that are not evaluated yet keep the walks alive.
             found.forget()
@@ -143,24 +150,28 @@ class PackageReader:
     def follow(self, name: Name) -> Values | None:
         """Return what a name in one of the package's modules stands for; None for other packages, and for modules.
 
-        It is empty where two modules import the name from each other.
+        It is empty if two modules import the name from each other.
         """
-        if name.module.partition(".")[0] not in self.tops:
+        if name not in self._places:
+            self._places[name] = self._place(name)
+        place = self._places[name]
+        if place is None:
             return None
-        parts = name.dotted.split(".")
+        if name in self._following:
+            return ()
+        self._following.add(name)
+        try:
+            return self._inside(*place)
+        finally:
+            self._following.discard(name)
+
+    def _place(self, name: Name) -> tuple[SourceFile, list[str]] | None:
+        """Return the file that a name is in, and its parts there; None for other packages, and for modules."""
+        parts = name.dotted.split(".") if name.module.partition(".")[0] in self.tops else []
         for place in range(len(parts), 0, -1):
             file = self._modules.get(".".join(parts[:place]))
-            if file is None:
-                continue
-            if place == len(parts):
-                return None
-            if name in self._following:
-                return ()
-            self._following.add(name)
-            try:
-                return self._inside(file, parts[place:])
-            finally:
-                self._following.discard(name)
+            if file is not None:
+                return (file, parts[place:]) if place < len(parts) else None
         return None
 
     def scope_of(self, module: str) -> Scope | None:
@@ -206,7 +217,7 @@ class PackageReader:
                         left += [(each, False) for each in imported if each is not None]
         more = True
         while more:
-            # The last part of the name of every module with something of vLLM's, or derived from it.
+            # The last part of the name of every module with something from vLLM, or derived from it.
             carriers: set[bytes] = set()
             for file, walked in self._walkers.items():
                 scope = walked.state.scope.module() if walked is not None else Scope("module")
@@ -270,7 +281,7 @@ class PackageReader:
             if use.patch is not None and isinstance(use.body, Function):
                 kind = kind_in_source(use.body, frozenset(patches.MARKS))
                 use = replace(use, patch=replace(use.patch, function=kind))
-            yield replace(use, own=own.of_target(one.target) | (_called_on_class(use.body) & own.anywhere))
+            yield replace(use, own_attributes=own.of_target(one.target) | (_called_on_class(use.body) & own.anywhere))
 
     def _subclasses(self, found: FileUses, own: OwnAttributes, hierarchy: ClassHierarchy) -> Iterator[Use]:
         for one in found.subclasses:
@@ -285,11 +296,11 @@ class PackageReader:
                 alternatives=tuple((name.module, name.qualname) for name in one.alternatives),
                 fallback=one.fallback,
                 source=patches.source(one.cls),
-                own=own.of_class(one.cls) | own.of_target(one.target.inside("")),
-                concrete=hierarchy.is_concrete(one.cls),
-                mixed=not hierarchy.is_sealed(one.cls, choices=True),
+                own_attributes=own.of_class(one.cls) | own.of_target(one.target.inside("")),
+                instantiated=hierarchy.is_concrete(one.cls),
+                has_other_bases=not hierarchy.is_sealed(one.cls, choices=True),
                 # The package itself decides on the arguments of what it instantiates.
-                made=one.cls in hierarchy.made,
+                constructed_here=one.cls in hierarchy.made,
                 # The other classes of vLLM that it derives from may define abstract methods.
                 owners=tuple((name.module, name.qualname) for name in hierarchy.targets[one.cls] if name != one.target),
             )
@@ -297,8 +308,7 @@ class PackageReader:
             for name, (method, line, guard) in one.methods.items():
                 if name in _PUBLIC_SPECIAL or not (name.startswith("__") and name.endswith("__")):
                     method.complete()
-                    override = replace(
-                        whole,
+                    override = whole.but(
                         way="override",
                         qualname=f"{whole.qualname}.{name}".strip("."),
                         line=line,
@@ -306,7 +316,7 @@ class PackageReader:
                         alternatives=tuple(
                             (module, f"{qualname}.{name}".strip(".")) for module, qualname in whole.alternatives
                         ),
-                        concrete=False,
+                        instantiated=False,
                         owners=(),
                         body=method.function,
                         body_file=method.file.shown,
@@ -315,7 +325,7 @@ class PackageReader:
                     if called := _called_on_class(override.body):
                         # ``cls`` may be a class that derives from this one, and has the name from anywhere.
                         given = called & own.anywhere if hierarchy.is_sealed_below(one.cls) else called
-                        override = replace(override, own=override.own | given)
+                        override = replace(override, own_attributes=override.own_attributes | given)
                     yield override
 
 
@@ -327,10 +337,11 @@ def _called_on_class(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda |
 
 
 def _stored_attributes(cls: LocalDef, deep: int = 4) -> set[str]:
-    """Return the attributes in which methods of a class and its bases have stored tests or instances so far."""
+    """Return the attributes of a class and its bases that hold tests or instances so far, or return instances."""
     found = {*cls.inside.tests, *cls.inside.instances} if cls.inside is not None else set()
-    above = (own for base in cls.bases for own in local_defs(base)) if deep else ()
-    return found.union(*(_stored_attributes(own, deep - 1) for own in above))
+    members = cls.inside.names.items() if cls.inside is not None else ()
+    found.update(name for name, value in members if any(own.result for own in local_defs(value)))
+    return found.union(*(_stored_attributes(own, deep - 1) for own in cls.own_bases if deep))
 
 
 def _asks(text: str, words: Collection[str]) -> bool:
@@ -342,8 +353,8 @@ class _Relevance:
     """Decides by their words alone which functions of a package are walked: most of a large package's need no walk.
 
     A walk through a function notes names, calls and objects of vLLM, and classes that derive from its own. None of them
-    can come up where no word of the function leads to one: not through an import, not through a name of its module, not
-    as a text, and not by the names that configurations usually go by.
+    can come up if no word of the function leads to one: not through an import, not through a name of its module, not
+    as a string, and not by the names that configurations usually have.
     """
 
     def __init__(self, package: PackageModules) -> None:
@@ -387,7 +398,7 @@ class _Relevance:
         return False
 
     def _leads(self, one: Value, seen: tuple[LocalDef, ...]) -> bool:
-        """Return whether a value is something of vLLM's, holds it, or is a module that may."""
+        """Return whether a value is something from vLLM, holds it, or is a module that may."""
         inner: Iterable[Values] = ()
         if isinstance(one, Name):
             found = None if one.is_vllm else self._package.follow(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -47,7 +47,7 @@ _TARGETS: Final = ("target", "module", "dic", "destination")
 def record_assignment(
     state: WalkState, target: ast.expr, expr: ast.expr | None, value: Values, *, way: Way | None = None
 ) -> bool:
-    """Record an assignment to an attribute or entry; False where that is not vLLM's."""
+    """Record an assignment to an attribute or entry; False if that is not vLLM's."""
     if isinstance(target, ast.Attribute):
         state.found.stored.add(target.attr)
         remember_original(state, target.attr, value)
@@ -64,14 +64,14 @@ def record_assignment(
 
 
 def attributes(owner: Values, names: list[str]) -> Values:
-    """Return the attributes of vLLM's that are meant, a function's code being the function."""
+    """Return vLLM's attributes that are meant, a function's code being the function."""
     return tuple(
         one if attribute in _PARTS else one.inside(attribute) for one in vllm_names(owner) for attribute in names
     )
 
 
 def remember_original(state: WalkState, key: str, value: Values) -> None:
-    """Record that something of vLLM's is also stored under another name from now on."""
+    """Record that something from vLLM is also stored under another name from now on."""
     for one in vllm_names(value):
         state.found.saved.setdefault(key, set()).add(state.normal(one))
 
@@ -79,7 +79,7 @@ def remember_original(state: WalkState, key: str, value: Values) -> None:
 def patching_functions(
     state: WalkState, node: ast.Call, called: Values
 ) -> Iterator[tuple[LocalDef, dict[str, Values]]]:
-    """Yield the functions of the package that change an argument of vLLM's, each with the values of its parameters.
+    """Yield the package's functions that change an argument that is vLLM's, each with the values of its parameters.
 
     An example is ``def put(cls, value): cls.name = value``. ``called`` is the value of the expression that is called.
     """
@@ -137,7 +137,7 @@ def record_call(
 ) -> Sequence[ast.expr] | None:
     """Record a call that replaces names of vLLM, and return the arguments that are still to be walked.
 
-    None where it is not such a call, or what it changes is not vLLM's. ``value`` is the value of the expression that is
+    None if it is not such a call, or what it changes is not vLLM's. ``value`` is the value of the expression that is
     called, ``own`` the function that the call decorates.
     """
     called = dotted_of(value) or dotted(node.func)
@@ -177,7 +177,7 @@ def record_call(
 
 
 def record_decorator(state: WalkState, decorator: ast.expr, own: LocalDef) -> bool:
-    """Record a decorator that replaces a name of vLLM by the function it decorates; False where it does not."""
+    """Record a decorator that replaces a name of vLLM by the function it decorates; False if it does not."""
     if not isinstance(decorator, ast.Call):
         return False
     value = state.value(decorator.func)
@@ -193,7 +193,7 @@ def _argument(node: ast.Call, place: int, *names: str) -> ast.expr | None:
     return next((keyword.value for keyword in node.keywords if keyword.arg in names), None)
 
 
-# Each of these returns False where the target is not vLLM's.
+# Each of these returns False if the target is not vLLM's.
 
 
 def _record_setattr(state: WalkState, node: ast.Call, *, way: Way | None = None) -> bool:
@@ -239,7 +239,7 @@ def _record_mock(state: WalkState, node: ast.Call, called: str) -> bool:
 
 
 def _spelled(paths: Sequence[str], *, whole: bool = False) -> tuple[Name, ...]:
-    """Return names of vLLM spelled with dots alone; classes are told from modules by their capitals.
+    """Return names of vLLM spelled with dots alone; capitals distinguish classes from modules.
 
     Without a capital the last part is a name in a module, or with ``whole`` it is the module.
     """
@@ -254,7 +254,7 @@ def _spelled(paths: Sequence[str], *, whole: bool = False) -> tuple[Name, ...]:
 
 
 def patch_targets(state: WalkState, base: ast.expr) -> Values:
-    """Return what a base such as ``VLLMPatch["module:Class"]`` patches; empty where that is not vLLM's."""
+    """Return what a base such as ``VLLMPatch["module:Class"]`` patches; empty if that is not vLLM's."""
     if not isinstance(base, ast.Subscript) or not _last(base.value).endswith("Patch"):
         return ()
     held = state.value(base.slice)
@@ -421,6 +421,12 @@ class Locks:
                 self._read[path] = {}
         seen = self._read[path].get(patch, {}).get(hook, {})
         return {release: str(fingerprint) for release, fingerprint in seen.items()}
+
+
+def locks_of(files: Iterable[SourceFile]) -> list[Path]:
+    """Return the lock files for the patches in several files; modules of a package share that of their folder."""
+    packed = {file.path.parent if "." in file.module or file.is_package else file.path: file for file in files}
+    return sorted(set(map(lock_of, packed.values())))
 
 
 def lock_of(file: SourceFile) -> Path:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+from vllm_graft.audit.model import Condition, Outcome
 from vllm_graft.audit.uses.syntax import returned_names
 from vllm_graft.audit.uses.values import (
+    TOP,
     Instance,
     LocalDef,
     MappingValue,
@@ -33,7 +35,7 @@ from vllm_graft.sources.scopes import decorators, dotted
 # Attributes of a function that still stand for the function.
 _SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fget", "func"})
 
-# Calls that give back what they are given first, in some dress.
+# Calls that return their first argument, wrapped in some way.
 _PASSED_ON: Final = frozenset(
     {
         "builtins.classmethod", "builtins.staticmethod", "builtins.property", "functools.cache", "functools.lru_cache",
@@ -44,7 +46,7 @@ _PASSED_ON: Final = frozenset(
     }
 )  # fmt: skip
 
-# Calls that give back what they are given first, with some of its arguments.
+# Calls that return their first argument, with some of its arguments bound.
 _APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "types.MethodType"})
 CONFIG: Final = Name("vllm.config", "VllmConfig")
 # The beginnings of names that are a function's rather than a configuration's.
@@ -94,6 +96,8 @@ class Resolver:
         self.modules = modules
         self.lambdas: dict[ast.expr, LocalDef] = {}
         """The nameless functions that have been walked."""
+        self.outcomes: dict[Condition, Outcome] = {}
+        """The outcomes of the tests that depend on no release."""
         self._ways: dict[type[ast.expr], Callable[..., Values]] = {
             ast.Name: self._name,
             ast.Attribute: self._attribute,
@@ -113,8 +117,13 @@ class Resolver:
             ast.Lambda: lambda node, scope: (self.lambdas[node],) if node in self.lambdas else (),
         }
 
+    def is_foreign(self, name: Name) -> bool:
+        """Return whether a name is neither vLLM's nor the package's own, and so nothing reached from it is."""
+        top = name.module.partition(".")[0]
+        return top != TOP and top not in self.modules.tops
+
     def value(self, node: ast.expr | None, scope: Scope) -> Values:
-        """Return the alternatives that an expression stands for; empty where the source does not show them."""
+        """Return the alternatives that an expression stands for; empty if the source does not show them."""
         way = self._ways.get(type(node)) if node is not None else None
         return way(node, scope) if way is not None else ()
 
@@ -148,8 +157,10 @@ class Resolver:
         """Return the outcome of a test that a method of a class or of its bases stores on its object."""
         if cls.inside is not None and name in cls.inside.tests:
             return cls.inside.tests[name]
-        above = [own for base in cls.bases for own in local_defs(base)] if deep else []
-        return next((found for own in above if (found := self._stored_test(own, name, deep - 1))), ())
+        for own in cls.own_bases if deep else ():
+            if found := self._stored_test(own, name, deep - 1):
+                return found
+        return ()
 
     def _held_instance(self, cls: LocalDef, name: str, deep: int = 4) -> Values:
         """Return the instance of a class of vLLM that an object of a class of the package holds in an attribute."""
@@ -163,9 +174,10 @@ class Resolver:
             marks = own.node.decorator_list if own is not None and isinstance(own.node, Function) else []
             is_property = len(marks) == 1 and dotted(marks[0]).rpartition(".")[2] in ("property", "cached_property")
             return own.result if own is not None and is_property else ()
-        above = [own for base in cls.bases for own in local_defs(base)] if deep else []
-        found = next((found for own in above if (found := self._held_instance(own, name, deep - 1))), ())
-        return found if found and not _assignments(cls)[name] else ()
+        for own in cls.own_bases if deep else ():
+            if found := self._held_instance(own, name, deep - 1):
+                return found if not _assignments(cls)[name] else ()
+        return ()
 
     def _followed(self, one: Value) -> Values:
         """Return what a name of one of the package's own modules stands for there; others stand for themselves."""
@@ -178,7 +190,9 @@ class Resolver:
             return scope.module().starred(node.id) or (Name("builtins", node.id),)
         if len(found) == 1:
             # Most names have one value, and they are most of all expressions.
-            return self._followed(found[0])
+            one = found[0]
+            followed = self.modules.follow(one) if isinstance(one, Name) else None
+            return found if followed is None else followed
         return union(*map(self._followed, found)) if found else guessed(node.id)
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Values:
@@ -186,7 +200,7 @@ class Resolver:
 
     def annotated(self, node: ast.expr | None, scope: Scope) -> Values:
         """Return the instance of a class of vLLM that an annotation promises; empty for a choice of several."""
-        found = tuple(dict.fromkeys(self._promised(node, scope)))
+        found = tuple(dict.fromkeys(self._promised(node, scope))) if node is not None else ()
         return found if len(found) == 1 else ()
 
     def declared(self, node: ast.expr | None, scope: Scope) -> Values:
@@ -217,7 +231,8 @@ class Resolver:
     def _named(self, node: ast.expr, scope: Scope) -> Values:
         if isinstance(node, ast.Attribute):
             return self.attribute(self._named(node.value, scope), node.attr)
-        return union(*map(self._followed, scope.annotated(node.id) if isinstance(node, ast.Name) else ()))
+        found = scope.annotated(node.id) if isinstance(node, ast.Name) else ()
+        return self._followed(found[0]) if len(found) == 1 else union(*map(self._followed, found))
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Values:
         found: list[Values] = []
@@ -236,6 +251,11 @@ class Resolver:
             return union(*(self._own_result(own, awaited=True) for own in local_defs(called)))
         called = self.value(node.func, scope)
         found: list[Values] = []
+        if not called and isinstance(node.func, ast.Attribute):
+            receivers = [one for one in self.value(node.func.value, scope) if isinstance(one, Receiver)]
+            methods = [self._inside(one.cls, node.func.attr) for one in receivers]
+            results = [self._own_result(own, awaited=False) for value in methods for own in local_defs(value)]
+            found += [tuple(one for one in result if isinstance(one, Instance)) for result in results]
         for one in called:
             if isinstance(one, Name):
                 found.append(self._result(one.dotted, node, scope) or self._made(one))
@@ -302,7 +322,7 @@ class Resolver:
             cls = scope.method()
             return tuple(map(ParentMethods, named or ([cls] if cls is not None and first is None else [])))
         if called == "builtins.zip":
-            rows = zip(*(items_of(self.value(one, scope)) for one in node.args), strict=False)
+            rows = zip(*(loop_items(self.value(one, scope)) for one in node.args), strict=False)
             return (SequenceValue(tuple((SequenceValue(row),) for row in rows)),)
         if called in _APPLIED:
             value = self.value(first, scope)
@@ -335,7 +355,7 @@ class Resolver:
 
     def _either(self, node: ast.BoolOp, scope: Scope) -> Values:
         found = [self.value(one, scope) for one in node.values]
-        # ``name or default`` is the name where that is spelled out.
+        # ``name or default`` is the name if that is spelled out.
         spelled = bool(found[0]) and all(isinstance(one, TextValue) and one.text for one in found[0])
         return found[0] if isinstance(node.op, ast.Or) and spelled else union(*found)
 
@@ -348,7 +368,7 @@ class Resolver:
 
 
 def dotted_of(value: Values) -> str:
-    """Return the full name of what is none of the package's own, the first where there are several; empty for none."""
+    """Return the full name of what is not the package's own, the first if there are several; empty for none."""
     for one in value:
         if isinstance(one, Name):
             return one.dotted
@@ -356,7 +376,7 @@ def dotted_of(value: Values) -> str:
 
 
 def guessed(name: str) -> tuple[Instance, ...]:
-    """Guess a variable or attribute by vLLM's usual names where nothing else tells: ``model_config``."""
+    """Guess a variable or attribute by vLLM's usual names if nothing else tells: ``model_config``."""
     if name == "vllm_config":
         return (Instance(CONFIG, (), guessed=True),)
     named = name.endswith("_config") and not name.startswith(VERBS)
@@ -387,13 +407,16 @@ def entries_of(holders: Values, keys: Sequence[str]) -> Values:
     for holder in holders:
         if isinstance(holder, Name) and holder.dotted == "sys.modules":
             found += map(Name, keys)
+        elif isinstance(holder, Name) and holder.dotted == "vllm.envs.environment_variables":
+            # The module reads its variables from this table.
+            found += map(holder.owner.inside, keys)
         elif isinstance(holder, Name) and holder.qualname.rpartition(".")[2] == "__dict__":
             found += map(holder.owner.inside, keys)
     return tuple(found)
 
 
-def items_of(value: Values) -> list[Values]:
-    """Return the items that a loop over a value goes through, where the source spells them out."""
+def loop_items(value: Values) -> list[Values]:
+    """Return the items that a loop over a value goes through, if the source spells them out."""
     found: list[Values] = []
     for one in value:
         if isinstance(one, SequenceValue):

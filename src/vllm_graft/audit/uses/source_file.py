@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from vllm_graft.audit.uses.syntax import drop_definition_details, outline, parse
+from vllm_graft.audit.uses.syntax import BodyBudget, drop_definition_details, outline, parse
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import absolute
 
@@ -37,6 +38,7 @@ class SourceFile:
     shown:  its path for reports, from the package's root on
     name:   its module as the path spells it, which relative imports go by
     stored: the attributes that its functions set, once it has been parsed
+    body_budget: how many lines of functions may be held between their parse and their walk
     """
 
     path: Path
@@ -44,6 +46,7 @@ class SourceFile:
     name: str
     scope: Scope | None = field(default=None, repr=False)
     stored: frozenset[str] = field(default=frozenset(), repr=False)
+    body_budget: BodyBudget = field(default_factory=BodyBudget, repr=False)
     _functions: list[Function] = field(default_factory=list, repr=False)
 
     @property
@@ -79,9 +82,9 @@ class SourceFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax tree without the bodies of functions; SyntaxError or ValueError where it has none."""
+        """Its syntax tree without the bodies of functions; SyntaxError or ValueError if it has none."""
         tree = parse(self.text)
-        self._functions, self.stored, imports = outline(tree, self)
+        self._functions, self.stored, imports = outline(tree, self, self.body_budget)
         found: set[str] = set()
         for node in imports:
             if isinstance(node, ast.Import):
@@ -107,11 +110,11 @@ class SourceFile:
     @cached_property
     def module(self) -> str:
         """The name that Python imports it by, from the top-level package on."""
-        folder = self.path.parent
-        parts = [] if self.is_package else [self.path.stem]
-        while (folder / "__init__.py").is_file() and folder.parent != folder:
-            parts.append(folder.name)
-            folder = folder.parent
+        # By texts, which cost less than paths: every folder above every file is looked into.
+        folder, parts = os.path.dirname(self.path), [] if self.is_package else [self.path.stem]
+        while os.path.basename(folder) and os.path.isfile(os.path.join(folder, "__init__.py")):
+            folder, name = os.path.split(folder)
+            parts.append(name)
         return ".".join(reversed(parts))
 
 
@@ -119,7 +122,7 @@ class SourceFile:
 def _lined(file: SourceFile) -> tuple[str, list[int]]:
     """Return the text of a file, and where its lines begin as the parser counts them: a form feed ends none."""
     text = file.text
-    return text, [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
+    return text, [0, *accumulate(map((1).__add__, map(len, text.split("\n"))))]
 
 
 def upwards(name: str) -> Iterator[str]:
@@ -132,12 +135,14 @@ def upwards(name: str) -> Iterator[str]:
 def files_below(folder: Path, base: Path) -> list[SourceFile]:
     """Return the Python files in a folder, without hidden and built ones and without vLLM's own package."""
     found: list[SourceFile] = []
-    for path in sorted(folder.iterdir()):
-        skipped = path.name.startswith(".") or path.name in _SKIPPED
-        if path.is_file() and path.suffix == ".py":
-            found.append(source_file(path, base))
-        elif path.is_dir() and not path.is_symlink() and not skipped and not is_vllm(path):
-            found += files_below(path, base)
+    with os.scandir(folder) as entries:
+        inside = sorted(entries, key=lambda entry: entry.name)
+    for entry in inside:
+        skipped = entry.name.startswith(".") or entry.name in _SKIPPED
+        if os.path.splitext(entry.name)[1] == ".py" and entry.is_file():
+            found.append(source_file(folder / entry.name, base))
+        elif not skipped and entry.is_dir(follow_symlinks=False) and not is_vllm(folder / entry.name):
+            found += files_below(folder / entry.name, base)
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
@@ -91,7 +91,7 @@ def statements(body: Sequence[ast.stmt], *, scopes: bool = False) -> Iterator[as
 def nodes(root: ast.AST, below: Mapping[ast.AST, list[ast.AST]] = _NOTHING) -> Iterator[ast.AST]:
     """Yield a node and all below it in the order of ``ast.walk``, without contexts and operators such as ``Add``.
 
-    ``below`` has the children of some nodes, where they are known already.
+    ``below`` has the children of some nodes, if they are known already.
     """
     left = [root]
     for node in left:
@@ -115,18 +115,20 @@ def children(node: ast.AST) -> list[ast.AST]:
 
 def blocks(node: ast.stmt) -> list[list[ast.stmt]]:
     """Return the blocks of statements that stand directly in a statement."""
+    if type(node) in _SIMPLE:
+        return []
     found: list[list[ast.stmt]] = [
         block for name in ("body", "orelse", "finalbody") if (block := getattr(node, name, None))
     ]
     return found + [part.body for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
 
 
-def local_names(node: Function | ast.Lambda | ast.If) -> set[str]:
+def local_names(node: Function | ast.Lambda | ast.If) -> Set[str]:
     """Return the names that the statements of a body bind, whether or not that has happened yet when they are read."""
     if isinstance(node, ast.Lambda):
         return set()
     known: frozenset[str] | None = node.__dict__.get("locals")
-    return set(known) if known is not None else _bound_by(statements(node.body))
+    return known if known is not None else _bound_by(statements(node.body))
 
 
 def _bound_by(body: Iterable[ast.stmt]) -> set[str]:
@@ -136,11 +138,20 @@ def _bound_by(body: Iterable[ast.stmt]) -> set[str]:
         kind = type(one)
         if kind in _UNBINDING:
             continue
-        if kind is ast.Global or kind is ast.Nonlocal:
+        if name := _variable(one):
+            bound.add(name)
+        elif kind is ast.Global or kind is ast.Nonlocal:
             sent.update(cast("ast.Global | ast.Nonlocal", one).names)
         else:
             bound.update(_bound(one))
     return bound - sent
+
+
+def _variable(node: ast.stmt) -> str:
+    """Return the variable that a plain assignment sets, as most of them do; empty for other statements."""
+    if type(node) is ast.Assign and type(target := node.targets[0]) is ast.Name and len(node.targets) == 1:
+        return target.id
+    return ""
 
 
 def returned_names(node: Function) -> tuple[str, ...]:
@@ -231,6 +242,10 @@ class Outline:
     def body(self, body: list[ast.stmt]) -> None:
         self.__dict__["statements"] = body
 
+    def drop_body(self) -> None:
+        """Drop the statements, once they have been walked or need no walk."""
+        self.__dict__.pop("statements", None)
+
 
 # A fingerprint counts the name of a node's class.
 class FunctionDef(Outline, ast.FunctionDef):
@@ -257,10 +272,32 @@ def parse(text: str) -> ast.Module:
         return ast.parse(text)
 
 
+class BodyBudget:
+    """The lines of functions that may still be held from the parse of a file to the walk, for all files together.
+
+    A body that is held need not be parsed again. Only those count that are almost certain to be walked.
+    """
+
+    def __init__(self, lines: int = 0) -> None:
+        self._left = lines
+
+    def covers(self, node: Function, file: SourceFile) -> bool:
+        """Return whether the body of a function is to be held, and take its lines from the budget."""
+        first, last = first_line(node), node.end_lineno or node.lineno
+        lines = last - first + 1
+        if lines > self._left:
+            return False
+        text = file.cut(first, last)
+        if "vllm" not in text and "_config" not in text:
+            return False
+        self._left -= lines
+        return True
+
+
 def outline(
-    tree: ast.Module, file: SourceFile
+    tree: ast.Module, file: SourceFile, budget: BodyBudget
 ) -> tuple[list[Function], frozenset[str], list[ast.Import | ast.ImportFrom]]:
-    """Take the bodies of functions out of a tree.
+    """Take the bodies of functions out of a tree, but for those that the budget covers.
 
     Return the outlines of its functions, the attributes that their bodies set, and all import statements of the file.
     """
@@ -274,16 +311,19 @@ def outline(
             if isinstance(node, Function):
                 own = list(statements(node.body))
                 inside = [cast("Function | ast.ClassDef", one).body for one in own if type(one) in _SCOPES]
-                deeper = (deep for body in inside for deep in statements(body, scopes=True))
-                for one in (*own, *deeper):
-                    if type(one) in _IMPORTS:
+                for one in (*own, *(deep for body in inside for deep in statements(body, scopes=True))):
+                    kind = type(one)
+                    if kind in _STORING:
+                        if not _variable(one):
+                            stored.update(_stored(one))
+                    elif kind in _IMPORTS:
                         imports.append(cast("ast.Import | ast.ImportFrom", one))
-                    elif type(one) in _STORING:
-                        stored.update(_stored(one))
-                kind = FunctionDef if isinstance(node, ast.FunctionDef) else AsyncFunctionDef
-                found: Function = kind(name=node.name, args=node.args, body=[], decorator_list=[])
+                shell = FunctionDef if isinstance(node, ast.FunctionDef) else AsyncFunctionDef
+                found: Function = shell(name=node.name, args=node.args, body=[], decorator_list=[])
                 found.__dict__ = {name: value for name, value in node.__dict__.items() if name != "body"}
-                opens = any(type(one) in _SCOPES or type(one) is ast.Global for one in own)
+                if budget.covers(node, file):
+                    found.body = node.body
+                opens = bool(inside) or any(type(one) is ast.Global for one in own)
                 found.__dict__.update(file=file, locals=frozenset(_bound_by(own)), returned=_returned(own), opens=opens)
                 block[place] = found
                 functions.append(cast("Function", block[place]))
@@ -306,7 +346,7 @@ def drop_definition_details(functions: Iterable[Function]) -> None:
 
 
 def _stored(node: ast.stmt) -> Iterator[str]:
-    """Yield the attributes that a statement sets, as a walk records them: a counter that goes up is none."""
+    """Yield the attributes that a statement sets, as a walk records them: incrementing a counter does not count."""
     left = list(_targets(node))
     if isinstance(node, ast.Delete):
         left = [one for one in node.targets if isinstance(one, ast.Attribute)]
@@ -340,10 +380,11 @@ def _whole(node: Function) -> Function:
     first = first_line(node)
     text = file.cut(first, node.end_lineno or first)
     indented = text[:1].isspace()
-    # Empty lines are a parser's cheapest, and every node has its line at once.
-    before = "\n" * (first - 2) + "if 1:\n" if indented else "\n" * (first - 1)
+    # After a string of as many lines, which costs a parser less than empty ones, every node has its line at once.
+    lines = "\n" * (first - 2)
+    before = f"if '''{lines}''':\n" if indented else f"'''{lines}'''\n" if first > 1 else ""
     try:
-        (found,) = parse(before + text).body
+        (found,) = parse(before + text).body[-1:]
         if isinstance(found, ast.If):
             (found,) = found.body
     except (SyntaxError, ValueError):

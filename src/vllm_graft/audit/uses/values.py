@@ -1,4 +1,4 @@
-"""The values of an expression, as far as reading tells: a name of a module, a definition of the package, a text.
+"""The values of an expression, as far as reading tells: a name of a module, a definition of the package, a string.
 
 A value is a tuple of alternatives, because an import in a ``try`` or behind a test of the version binds one name to
 several things. The empty tuple is a value that reading does not show.
@@ -119,11 +119,11 @@ class LocalDef:
     """A function or class of the package.
 
     scope:     the names around it
-    defaults:  what its parameters have where the caller gives nothing
+    defaults:  what its parameters have if the caller gives nothing
     result:    of a function: the instance of a class of vLLM that its annotation says it returns
     inside:    the names in its body, once that has been walked
     bases:     of a class: what it derives from
-    unwalked:  walks through its body, where that has been put off because it has nothing to do with vLLM
+    unwalked:  walks through its body, if that has been put off because it has nothing to do with vLLM
     """
 
     file: SourceFile
@@ -134,6 +134,11 @@ class LocalDef:
     inside: Scope | None = None
     bases: tuple[Values, ...] = ()
     unwalked: Callable[[], None] | None = field(default=None, repr=False)
+    own_bases: tuple[LocalDef, ...] = field(init=False, repr=False)
+    """Those of the bases that are the package's own."""
+
+    def __post_init__(self) -> None:
+        self.own_bases = tuple(own for base in self.bases for own in local_defs(base))
 
     def complete(self) -> None:
         """Walk through the body if that was deferred: its names matter once it replaces a name of vLLM."""
@@ -202,7 +207,7 @@ class Scope:
         """Of a module: whether a star import binds names that are not known, of a package that is not read."""
 
     def find(self, name: str) -> Values | None:
-        """Return what a name stands for here; None where no scope binds it, so that it is a builtin."""
+        """Return what a name stands for here; None if no scope binds it, so that it is a builtin."""
         if name in self.names:
             return self.names[name]
         above = self.parent

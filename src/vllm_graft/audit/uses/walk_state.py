@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Final, Literal
 
@@ -15,6 +15,7 @@ from vllm_graft.audit.uses.resolver import Resolver, dotted_of
 from vllm_graft.audit.uses.source_file import SourceFile
 from vllm_graft.audit.uses.values import (
     TOP,
+    FlagValue,
     Instance,
     LocalDef,
     Name,
@@ -34,6 +35,7 @@ _REPLACERS: Final = frozenset({"dataclasses.replace", "copy.replace"})
 
 # The guard of most code: none.
 _BARE: Final = UseGuard()
+_UNCHANGED: Final = nullcontext()
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class Assignment:
     Whether it calls the original shows when every function has been walked, because names in a function may be bound
     later.
 
-    way:     set where the form of the assignment alone tells
+    way:     set if the form of the assignment alone tells
     value:   the new value
     expr:    the expression for it, in ``scope``
     handed:  whether the expression passes the original on, as ``C.f = traced(C.f)`` does
@@ -76,7 +78,7 @@ class ClassMember:
 
     @property
     def function(self) -> LocalDef | None:
-        """The function, where a ``def`` of the body defines it."""
+        """The function, if a ``def`` of the body defines it."""
         return next(local_defs(self.value), None) if self.expr is None else None
 
 
@@ -105,7 +107,7 @@ class MethodCall:
     line: int
     owner: str
     guard: UseGuard
-    above: bool
+    via_super: bool
     """True if it goes to ``super()``."""
 
     def use(self, file: str, module: str, qualname: str) -> Use:
@@ -129,7 +131,7 @@ class FileUses:
     spelled:   those that it sets by ``setattr``, which spells them as text
     made:      the classes of the package that the file instantiates
     imported:  other modules that it imports, each with the guard of the import
-    branches:  the tests, each with the first and last line behind it
+    branches:  the tests, each with the first and last position behind it
     """
 
     file: SourceFile
@@ -162,9 +164,9 @@ class FileUses:
             others, owners = (
                 tuple((one.module, one.qualname) for one in held.get(name, ())) for held in (self.starred, self.owners)
             )
-            whole = Use("import", name.module, name.qualname, self.file.shown, 0, passed=name in self.passed)
+            whole = Use("import", name.module, name.qualname, self.file.shown, 0, passed_on=name in self.passed)
             for guard, line in ({_BARE: places[_BARE]} if _BARE in places else places).items():
-                yield replace(whole, line=line, guard=guard, alternatives=others, owners=owners)
+                yield whole.but(line=line, guard=guard, alternatives=others, owners=owners)
 
 
 class WalkState:
@@ -174,7 +176,7 @@ class WalkState:
     caught:       the failures that a ``try`` around catches; a function defined there runs later, outside of it
     alternative:  whether its handler provides a replacement for what is missing
     tries:        the bodies of ``try`` statements around
-    body_file:    the file of the statements that are walked: another's where its functions are walked for a call
+    body_file:    the file of the statements that are walked: another's if its functions are walked for a call
     called_at:    the lines of the calls whose functions are being walked for what they change
     copies:       attributes that the condition around has found to be copies of a name of vLLM
     """
@@ -219,8 +221,8 @@ class WalkState:
 
     def behind(self, *conditions: Condition | None) -> AbstractContextManager[None]:
         """Walk on behind tests."""
-        more = (one for one in conditions if one is not None and one not in self.conditions)
-        return self.temporarily(conditions=(*self.conditions, *more))
+        more = [one for one in conditions if one is not None and one not in self.conditions]
+        return self.temporarily(conditions=(*self.conditions, *more)) if more else _UNCHANGED
 
     def catching(
         self, caught: frozenset[str], body: TryBody | None = None, *, alternative: bool
@@ -253,7 +255,7 @@ class WalkState:
         return self.resolver.annotated(node, self.scope)
 
     def dotted(self, node: ast.expr) -> str:
-        """Return the full name of what an expression stands for, where it is not the package's own."""
+        """Return the full name of what an expression stands for, if it is not the package's own."""
         return self.resolver.dotted(node, self.scope)
 
     def normal(self, name: Name) -> Name:
@@ -289,7 +291,7 @@ class WalkState:
         places[guard] = min(line, places.get(guard, line))
 
     def call(self, node: ast.Call, value: Values) -> None:
-        """Record a call of something of vLLM's, of a method of its instances, or on ``self`` and ``super()``.
+        """Record a call of something from vLLM, of a method of its instances, or on ``self`` and ``super()``.
 
         ``value`` is the value of the expression that is called.
         """
@@ -305,7 +307,7 @@ class WalkState:
             cls = value[0].cls if isinstance(value[0], ReceiverClass) else value[0]
             if cls.function is None and cls.bases:
                 owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
-                call = MethodCall(cls, by, Arguments.of(node), node.lineno, owner, guard, above=False)
+                call = MethodCall(cls, by, Arguments.of(node), node.lineno, owner, guard, via_super=False)
                 self.found.constructions.append(call)
         elif dotted_of(value) in _REPLACERS and node.args:
             # ``dataclasses.replace(instance, field=...)`` calls the constructor with some of its fields. The instance
@@ -329,16 +331,28 @@ class WalkState:
             instance = one if isinstance(one, Instance) else None
             if instance is not None and len(instance.path) < 1 + instance.guessed:
                 continue
-            use = self._use("call", one, node.lineno, guards.CALL, instance.path if instance is not None else ())
-            # Where a name may be several things, a call that does not fit one of them may be meant for the other.
-            fallback, bound = len(value) > 1, instance is not None
-            self.found.calls.append(replace(use, fallback=fallback, arguments=Arguments.of(node), bound=bound))
+            path, bound = instance.path if instance is not None else (), instance is not None
+            use = self._use("call", one, node.lineno, guards.CALL, path, Arguments.of(node), bound)
+            # If a name may be several things, a call that does not fit one of them may be meant for the other.
+            # None, which an import in a ``try`` may leave behind, is not called.
+            several = sum(not isinstance(each, FlagValue) for each in value) > 1
+            self.found.calls.append(use.but(fallback=True) if several else use)
 
-    def _use(self, way: Way, target: Name | Instance, line: int, failure: str, path: tuple[str, ...]) -> Use:
+    def _use(
+        self,
+        way: Way,
+        target: Name | Instance,
+        line: int,
+        failure: str,
+        path: tuple[str, ...],
+        arguments: Arguments | None = None,
+        bound: bool = False,
+    ) -> Use:
         name = self.normal(target.cls if isinstance(target, Instance) else target)
         guessed = isinstance(target, Instance) and (target.guessed or target.declared)
         owner, guard = ".".join(self.owner), self._guard_for(failure)
-        return Use(way, name.module, name.qualname, self.file.shown, line, owner, guard, path=path, guessed=guessed)
+        place = (name.module, name.qualname, self.file.shown, line, owner, guard)
+        return Use(way, *place, path=path, guessed=guessed, arguments=arguments, bound=bound)
 
     def _call_of_method(self, node: ast.Call) -> None:
         func = node.func
@@ -352,11 +366,21 @@ class WalkState:
         elif isinstance(func.value, ast.Call):
             cls, above = next((one.cls for one in self.value(func.value) if isinstance(one, ParentMethods)), None), True
         if cls is not None:
-            owner, guard, arguments = ".".join(self.owner), self._guard_for(guards.CALL), Arguments.of(node)
+            # What ``super()`` lacks is missed by another error than what it does not take.
+            failure = guards.ATTRIBUTE if above and guards.ATTRIBUTE in self.caught else guards.CALL
+            owner, guard, arguments = ".".join(self.owner), self._guard_for(failure), Arguments.of(node)
             self.found.methods.append(MethodCall(cls, func.attr, arguments, node.lineno, owner, guard, above))
 
+    def read_above(self, cls: LocalDef, name: str, line: int) -> None:
+        """Record that a method is taken from ``super()`` without a call of it there: it must exist."""
+        if not self.called_at:
+            anything, guard = Arguments(unpacks=True, unpacks_keywords=True), self._guard_for(guards.ATTRIBUTE)
+            self.found.methods.append(
+                MethodCall(cls, name, anything, line, ".".join(self.owner), guard, via_super=True)
+            )
+
     def read(self, one: Instance, parts: Sequence[str], line: int) -> None:
-        """Record that an attribute of an instance of vLLM's is read."""
+        """Record that an attribute of an instance of a vLLM class is read."""
         path = (*one.path, *parts)
         if self.called_at or not path or (one.guessed and len(path) < 2 and one.path):
             return
@@ -372,7 +396,7 @@ class WalkState:
         value: Values = (),
         by: Literal["", "first", "call"] = "",
     ) -> bool:
-        """Record what replaces names; False where none of them is vLLM's."""
+        """Record what replaces names; False if none of them is vLLM's."""
         names = [self.normal(one) for one in vllm_names(targets)]
         if not names:
             return False

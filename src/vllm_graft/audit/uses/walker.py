@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from vllm_graft.audit.model import Condition, UseGuard
+from vllm_graft.audit.model import Condition, UseGuard, position
 from vllm_graft.audit.uses import guards, patches, syntax
 from vllm_graft.audit.uses.bodies import body_contents
 from vllm_graft.audit.uses.classes import upstream
 from vllm_graft.audit.uses.guards import ExpressionCondition, TryBody, TryCondition, UnknownCondition
 from vllm_graft.audit.uses.patches import record_assignment
-from vllm_graft.audit.uses.resolver import GETTERS, IMPORTERS, dotted_of, guessed, is_class, items_of
+from vllm_graft.audit.uses.resolver import GETTERS, IMPORTERS, dotted_of, guessed, is_class, loop_items
 from vllm_graft.audit.uses.source_file import SourceFile
 from vllm_graft.audit.uses.syntax import local_names, parameters, statements
 from vllm_graft.audit.uses.values import (
@@ -31,6 +31,7 @@ from vllm_graft.audit.uses.values import (
     LocalDef,
     Name,
     OfClass,
+    ParentMethods,
     Receiver,
     ReceiverClass,
     Scope,
@@ -78,7 +79,7 @@ class Walker:
     def functions(self, concerns: Callable[[LocalDef], bool], refuse: Callable[[SourceFile, Exception], None]) -> None:
         """Walk through the bodies of functions, nested ones included; those that do not concern vLLM are deferred.
 
-        RecursionError where one is too deep; a deferred one is passed to ``refuse`` instead.
+        RecursionError if one is too deep; a deferred one is passed to ``refuse`` instead.
         """
 
         def catch_up(walk: Callable[[], None]) -> None:
@@ -98,6 +99,8 @@ class Walker:
                 walk()
             else:
                 own.unwalked = functools.partial(catch_up, walk)
+            if isinstance(own.node, syntax.Outline):
+                own.node.drop_body()
         self.state.asked.clear()
 
     # Statements.
@@ -111,7 +114,7 @@ class Walker:
                 return
 
     def _after(self, node: ast.stmt) -> Condition | None:
-        """Return the condition for the statements after one to run, where it may leave the function or the loop."""
+        """Return the condition for the statements after one to run, if it may leave the function or the loop."""
         if isinstance(node, ast.If) and guards.leaves(node.body):
             return self._test(node.test, wanted=False, other=node.body)
         if isinstance(node, ast.If) and guards.leaves(node.orelse):
@@ -126,7 +129,7 @@ class Walker:
         return None
 
     def _test(self, test: ast.expr, *, wanted: bool = True, other: Sequence[ast.stmt] = ()) -> Condition | None:
-        """Return a condition if it asks for vLLM's version or a name; ``other`` runs where it does not hold."""
+        """Return a condition if it asks for vLLM's version or a name; ``other`` runs if it does not hold."""
         state = self.state
         never = wanted and isinstance(test, ast.Constant) and not test.value
         if not never and not state.asks(test):
@@ -156,7 +159,7 @@ class Walker:
             elif there is None:
                 scope.foreign_star = True
             else:
-                listed = [text for item in items_of(there.names.get("__all__", ())) for text in texts_in(item)]
+                listed = [text for item in loop_items(there.names.get("__all__", ())) for text in texts_in(item)]
                 for starred in listed or [each for each in there.names if not each.startswith("_")]:
                     if starred in there.names:
                         scope.bind(starred, (Name(module, starred),))
@@ -199,7 +202,9 @@ class Walker:
 
     def _visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         state, target, scope = self.state, node.target, self.state.scope
-        self._visit(node.annotation)
+        if scope.kind != "function":
+            # Python does not evaluate those of local variables.
+            self._visit(node.annotation)
         if node.value is not None:
             self._alias(node.value)
             value = self._value(node.value)
@@ -235,7 +240,7 @@ class Walker:
         elif isinstance(target, ast.Starred):
             self._assign_to(target.value, None, ())
         elif isinstance(target, ast.Tuple | ast.List):
-            parts: list[tuple[ast.expr | None, Values]] = [(None, item) for item in items_of(value)]
+            parts: list[tuple[ast.expr | None, Values]] = [(None, item) for item in loop_items(value)]
             if isinstance(expr, ast.Tuple | ast.List) and len(expr.elts) == len(target.elts):
                 parts = [(one, state.value(one)) for one in expr.elts]
             if len(parts) != len(target.elts):
@@ -262,7 +267,7 @@ class Walker:
         return found
 
     def _store_on_object(self, target: ast.Attribute, expr: ast.expr | None, value: Values) -> None:
-        """Store what a method sets on its object: an instance of vLLM's, or a test: ``hasattr(vllm, "x")``."""
+        """Store what a method sets on its object: an instance of a vLLM class, or a test: ``hasattr(vllm, "x")``."""
         state = self.state
         bodies = [one.cls.inside for one in state.value(target.value) if isinstance(one, Receiver)]
         held = value[0] if len(value) == 1 else None
@@ -307,7 +312,7 @@ class Walker:
             if patches.record_decorator(state, decorator, own):
                 continue
             self._visit(decorator)
-            # A decorator of the package may get something of vLLM's: ``@put_on(Class)``.
+            # A decorator of the package may get something from vLLM: ``@put_on(Class)``.
             for maker in local_defs(state.value(decorator.func)) if isinstance(decorator, ast.Call) else ():
                 given = patches.arguments(state, cast("ast.Call", decorator), maker)
                 if not isinstance(maker.node, Function) or not any(any(vllm_names(value)) for value in given.values()):
@@ -327,7 +332,8 @@ class Walker:
         state = self.state
         given = {name: state.value(default) for name, default in parameters(node.args)}
         for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-            given[one.arg] = state.annotated(one.annotation) or given[one.arg]
+            if one.annotation is not None:
+                given[one.arg] = state.annotated(one.annotation) or given[one.arg]
         if first:
             given[next(iter(given))] = first
         result = state.resolver.declared(node.returns, state.scope) if isinstance(node, Function) else ()
@@ -375,7 +381,7 @@ class Walker:
             self._visit(one)
         bare = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
         for base, plain in zip(node.bases, bare, strict=True):
-            # A base of vLLM's is a subclass or a patch, and not just a mention.
+            # A base class from vLLM makes a subclass or a patch, not just a mention.
             if patches.patch_targets(state, base):
                 continue
             if not any(vllm_names(state.value(plain))):
@@ -475,7 +481,8 @@ class Walker:
         """Walk through statements behind a test; ``copies`` are the attributes that it found to be copies."""
         state = self.state
         if condition is not None and body:
-            state.found.branches.append((condition, body[0].lineno, body[-1].end_lineno or body[-1].lineno))
+            after = (body[-1].end_lineno or body[-1].lineno) + 1
+            state.found.branches.append((condition, position(body[0].lineno, 0), position(after, 0) - 1))
         if condition is None and not copies:
             self._block(body)
             return
@@ -517,7 +524,7 @@ class Walker:
 
     def _visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         self._visit(node.iter)
-        items = items_of(self.state.value(node.iter))
+        items = loop_items(self.state.value(node.iter))
         if not any(items) or len(items) > _UNROLLED:
             items = [()]
 
@@ -551,32 +558,27 @@ class Walker:
 
     def _visit(self, node: ast.AST | None) -> None:
         """Walk through a statement or an expression."""
-        if node is None:
-            return
-        # By the name of its class: outlines of functions have the names of their nodes.
-        way = _WAYS.get(type(node).__name__)
-        if way is not None:
-            way(self, node)
-        else:
-            self._below(node)
+        if node is not None:
+            _WAYS[type(node)](self, node)
 
     def _below(self, node: ast.AST) -> None:
         """Walk through the parts of a node, not the node itself."""
         # As ast.iter_child_nodes, at a fraction of the price: most of the time is spent here.
         for name in syntax.PARTS[type(node)]:
             value = getattr(node, name, None)
-            if type(value) is list:
-                for one in value:
-                    if type(one) is not ast.Constant:
-                        self._visit(one)
-            elif type(value) is not ast.Constant:
-                self._visit(value)
+            for one in value if type(value) is list else (value,):
+                # A dictionary has no key for ``**other``.
+                if one is not None and type(one) is not ast.Constant:
+                    _WAYS[type(one)](self, one)
 
     def _alias(self, node: ast.expr) -> None:
         """Walk through the value of a variable; calls of a function under another name are still in sight."""
         if isinstance(node, ast.Attribute):
             self._visit_Attribute(node, called=True)
-        elif not isinstance(node, ast.Name):
+            self._take_from_parent(node)
+        elif isinstance(node, ast.Name):
+            self._find(node)
+        else:
             self._visit(node)
 
     def _visit_Name(self, node: ast.Name) -> None:
@@ -586,7 +588,7 @@ class Walker:
                     self.state.found.passed.add(self.state.normal(name))
 
     def _find(self, node: ast.Name) -> Values | None:
-        """Look a name up, and record it where only a star import can bind it."""
+        """Look a name up, and record it if only a star import can bind it."""
         found = self.state.scope.find(node.id)
         if found is None:
             self._mention_starred(self.state.scope.module(), node.id, node.lineno)
@@ -596,13 +598,14 @@ class Walker:
         inner: ast.expr = node
         parts: list[str] = []
         while isinstance(inner, ast.Attribute):
-            parts.insert(0, inner.attr)
+            parts.append(inner.attr)
             inner = inner.value
+        parts.reverse()
         held = self.state.value(inner)
-        if isinstance(inner, ast.Name):
+        if held and type(held[0]) is Name and isinstance(inner, ast.Name):
             self._find(inner)
         names = list(vllm_names(held))
-        # Where an import fails, a class of the package's own may take its place.
+        # If an import fails, a class of the package's own may take its place.
         replaced = len(held) > 1 and any(local_defs(held))
         for name in names:
             others = tuple(one for one in names if one != name) if len(names) > 1 else ()
@@ -620,8 +623,16 @@ class Walker:
                 if instance := next(iter(guessed(part)), None):
                     self.state.read(instance, parts[place + 1 :], node.lineno)
                     break
+        if not called:
+            self._take_from_parent(node)
         if not isinstance(inner, ast.Name):
             self._visit(inner)
+
+    def _take_from_parent(self, node: ast.Attribute) -> None:
+        """Record a method that is taken from ``super()`` and not called on the spot."""
+        for one in self.state.value(node.value) if isinstance(node.value, ast.Call) else ():
+            if isinstance(one, ParentMethods):
+                self.state.read_above(one.cls, node.attr, node.lineno)
 
     def _chain(
         self,
@@ -683,19 +694,20 @@ class Walker:
             self._find(node.func)
         else:
             self._visit(node.func)
-        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-            if called in _SIGNATURES:
-                # Asking for the parameters of a function does not pass it on.
-                self._alias(argument)
-            else:
-                self._visit(argument)
+        # Asking for the parameters of a function does not pass it on.
+        visit = self._alias if called in _SIGNATURES else self._visit
+        for argument in node.args:
+            visit(argument)
+        for keyword in node.keywords:
+            visit(keyword.value)
         for own, given in patches.patching_functions(state, node, value) if value else ():
             self._walk_call(own, given, node.lineno)
 
     def _visit_Subscript(self, node: ast.Subscript) -> None:
-        if self.state.dotted(node.value) == "sys.modules":
+        if isinstance(node.ctx, ast.Load) and self.state.dotted(node.value).endswith(("sys.modules", ".__dict__")):
             for name in vllm_names(self.state.value(node)):
-                self.state.mention(name, node.lineno)
+                # A handler around it may be for KeyError.
+                self.state.mention(name, node.lineno, guarded=bool(self.state.tries))
         self._below(node)
 
     def _visit_Lambda(self, node: ast.Lambda) -> None:
@@ -704,27 +716,37 @@ class Walker:
 
     def _visit_NamedExpr(self, node: ast.NamedExpr) -> None:
         self._visit(node.value)
-        self.state.scope.bind(node.target.id, self.state.value(node.value))
+        self.state.scope.bind(node.target.id, self._value(node.value))
 
     def _visit_IfExp(self, node: ast.IfExp) -> None:
         self._visit(node.test)
         for wanted, arm in ((True, node.body), (False, node.orelse)):
-            with self.state.behind(self._test(node.test, wanted=wanted)):
+            condition = self._test(node.test, wanted=wanted)
+            self._branch(condition, arm)
+            with self.state.behind(condition):
                 self._visit(arm)
 
     def _visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """Walk through ``and`` and ``or``: each value is evaluated only where those before it let it."""
+        """Walk through ``and`` and ``or``: each value is evaluated only if those before it let it."""
         before: list[Condition | None] = []
         for one in node.values:
+            for condition in before:
+                self._branch(condition, one)
             with self.state.behind(*before):
                 self._visit(one)
             before.append(self._test(one, wanted=isinstance(node.op, ast.And)))
+
+    def _branch(self, condition: Condition | None, node: ast.expr) -> None:
+        """Record the part of a line, or the lines, of an expression that is evaluated behind a test."""
+        if condition is not None:
+            last = position(node.end_lineno or node.lineno, node.end_col_offset or node.col_offset) - 1
+            self.state.found.branches.append((condition, position(node.lineno, node.col_offset), last))
 
     def _visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         scope = Scope("function", self.state.scope)
         for one in node.generators:
             self._visit(one.iter)
-            item = union(*items_of(self.state.value(one.iter)))
+            item = union(*loop_items(self.state.value(one.iter)))
             for name in ast.walk(one.target):
                 if isinstance(name, ast.Name):
                     scope.names[name.id] = item if name is one.target else ()
@@ -742,12 +764,20 @@ class Walker:
     _visit_SetComp = _visit_GeneratorExp = _visit_DictComp = _visit_ListComp
 
 
-# The method for each kind of node; of other nodes the parts are walked.
-_WAYS: Final = {name.removeprefix("_visit_"): way for name, way in vars(Walker).items() if name.startswith("_visit_")}
+class _WaysByKind(dict[type[ast.AST], Callable[[Walker, Any], None]]):
+    """The method for each kind of node; of other nodes the parts are walked."""
+
+    def __missing__(self, kind: type[ast.AST]) -> Callable[[Walker, Any], None]:
+        # By the name of its class: outlines of functions have the names of their nodes.
+        way = self[kind] = getattr(Walker, f"_visit_{kind.__name__}", Walker._below)
+        return way
+
+
+_WAYS: Final = _WaysByKind()
 
 
 def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
-    """Return whether the body of a ``try`` may fail for another reason than a missing name of vLLM's."""
+    """Return whether the body of a ``try`` may fail for another reason than a missing name of vLLM."""
     own = file.name.partition(".")[0]
     for node in (one for statement in body for one in ast.walk(statement)):
         if isinstance(node, ast.Call | ast.Subscript | ast.Await | ast.Raise | ast.BinOp):
@@ -762,7 +792,7 @@ def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
 
 
 def _receiver(node: Function | ast.Lambda, mark: str = "") -> str:
-    """Return the parameter that is the object, or with "classmethod" the class; empty where there is none."""
+    """Return the parameter that is the object, or with "classmethod" the class; empty if there is none."""
     if isinstance(node, ast.Lambda) or not (names := [*node.args.posonlyargs, *node.args.args]):
         return ""
     marks = {dotted(one).rpartition(".")[2] for one in node.decorator_list} & {"staticmethod", "classmethod"}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.bindings.attention.compaction import (
-    Rows,
+    StepRows,
     WindowShape,
     cut,
     rows_after_cut,
@@ -38,7 +38,7 @@ _OF_ROWS: Final = (
     "seq_lens_cpu_upper_bound", "is_prefilling", "req_idx", "_seq_lens_cpu", "_num_computed_tokens_cpu",
     "_num_computed_tokens_cache", "_token_to_req_indices_cache",
 )  # fmt: skip
-"""Fields of vLLM's metadata that speak of the rows before the compaction. Each release has some of them, none of the
+"""Fields of vLLM's metadata that describe the rows before the compaction. Each release has some of them, none of the
 served backends reads one, and all may be None."""
 
 
@@ -163,8 +163,8 @@ class Compactor:
     def compact(self, metadata: CommonAttentionMetadata) -> CommonAttentionMetadata:
         """Return the metadata of a step with compacted rows."""
         if metadata.causal is not True:
-            raise NotImplementedError("a window is for causal attention, and this step has rows that see the future")
-        rows = Rows(metadata.query_start_loc, metadata.seq_lens, metadata.block_table_tensor)
+            raise NotImplementedError("a window is for causal attention, but this step has rows that see the future")
+        rows = StepRows(metadata.query_start_loc, metadata.seq_lens, metadata.block_table_tensor)
         starts_cpu, longest, most = metadata.query_start_loc_cpu, metadata.max_query_len, self.most
         if self.evicts:
             rows = self._compact_evicted(rows)
@@ -181,7 +181,7 @@ class Compactor:
                 starts_cpu = rows.starts
         return _replace_rows(metadata, rows, starts_cpu, longest, min(metadata.max_seq_len, most))
 
-    def _compact_evicted(self, rows: Rows) -> Rows:
+    def _compact_evicted(self, rows: StepRows) -> StepRows:
         if self.on_cpu:
             return without_null(rows, self.block_size)
         from vllm_graft.bindings.attention.triton_kernels import compact_evicted
@@ -189,9 +189,9 @@ class Compactor:
         number, width = rows.blocks.shape
         blocks, lengths = self._blocks[:number, :width], self._lengths[:number]
         compact_evicted(rows.lengths, rows.blocks, lengths, blocks, self.block_size)
-        return Rows(rows.starts, lengths, blocks)
+        return StepRows(rows.starts, lengths, blocks)
 
-    def _compact_single_tokens(self, rows: Rows) -> Rows:
+    def _compact_single_tokens(self, rows: StepRows) -> StepRows:
         import torch
 
         from vllm_graft.bindings.attention.triton_kernels import compact_single_tokens
@@ -208,11 +208,11 @@ class Compactor:
             compact(torch.full_like(lengths, self.shape.before))
             self._compiled = True
         compact(before)
-        return Rows(rows.starts, lengths, blocks)
+        return StepRows(rows.starts, lengths, blocks)
 
 
 def _replace_rows(
-    metadata: CommonAttentionMetadata, rows: Rows, starts_cpu: torch.Tensor, longest: int, most: int
+    metadata: CommonAttentionMetadata, rows: StepRows, starts_cpu: torch.Tensor, longest: int, most: int
 ) -> CommonAttentionMetadata:
     known = {field.name for field in dataclasses.fields(metadata)}
     return dataclasses.replace(

@@ -53,7 +53,7 @@ class WindowShape:
 
     @classmethod
     def whole(cls, first: int, tokens: int, block_size: int) -> WindowShape:
-        """Return a window that leaves out none of so many tokens, as the widest of those that requests may narrow."""
+        """Return a window that leaves out none of ``tokens`` tokens: the widest that requests may narrow."""
         step = -(-SMALLEST_STEP // block_size) * block_size
         return cls(-(-first // block_size) * block_size, -(-tokens // step) * step, step)
 
@@ -88,7 +88,7 @@ class WindowShape:
         return self.step * whole + rest * self.gap(end)
 
 
-class Rows(NamedTuple):
+class StepRows(NamedTuple):
     """The rows of a step: the fields of vLLM's metadata that a compaction replaces."""
 
     starts: torch.Tensor
@@ -97,13 +97,13 @@ class Rows(NamedTuple):
 
 
 def cut(
-    rows: Rows, shape: WindowShape, block_size: int, most: torch.Tensor, before: torch.Tensor | None = None
-) -> Rows:
+    rows: StepRows, shape: WindowShape, block_size: int, most: torch.Tensor, before: torch.Tensor | None = None
+) -> StepRows:
     """Return the rows cut at the steps of the window, each with the blocks that its queries see.
 
     ``most`` is how many rows each row may become, on the host (``rows_after_cut``). Rows that turn out to be fewer are
     left empty, at the end of their row's tokens: how many they are is known on the device alone. ``before`` is that of
-    each row, where requests have narrower windows of their own.
+    each row, if requests have narrower windows of their own.
     """
     import torch
 
@@ -123,7 +123,7 @@ def cut(
     starts[-1] = rows.starts[-1]
     gap = (window - shape.first).clamp(min=0)
     compacted = torch.where(high > low, high - gap, 0).to(rows.lengths.dtype)
-    return Rows(starts, compacted, _without_gap(rows.blocks, row, gap, shape.first, shape.most, block_size))
+    return StepRows(starts, compacted, _without_gap(rows.blocks, row, gap, shape.first, shape.most, block_size))
 
 
 def rows_after_cut(starts: torch.Tensor, step: int) -> torch.Tensor:
@@ -135,15 +135,15 @@ def rows_after_cut(starts: torch.Tensor, step: int) -> torch.Tensor:
     return ((tokens + step - 2) // step + 1).clamp(min=1)
 
 
-def without_empty(rows: Rows) -> Rows:
+def without_empty(rows: StepRows) -> StepRows:
     """Return the rows that have queries. On the host: a device would have to be asked how many they are."""
     import torch
 
     full = (rows.starts[1:] > rows.starts[:-1]).nonzero().flatten()
-    return Rows(torch.cat((rows.starts[full], rows.starts[-1:])), rows.lengths[full], rows.blocks[full])
+    return StepRows(torch.cat((rows.starts[full], rows.starts[-1:])), rows.lengths[full], rows.blocks[full])
 
 
-def shift(rows: Rows, window: int, block_size: int) -> Rows:
+def shift(rows: StepRows, window: int, block_size: int) -> StepRows:
     """Return the rows without the blocks before a sliding window of the model's own; the kernel masks the rest.
 
     The window of a row's first query counts, so a row stays one row.
@@ -155,10 +155,10 @@ def shift(rows: Rows, window: int, block_size: int) -> Rows:
     row = torch.arange(len(context), device=context.device)
     width = rows.blocks.shape[1] * block_size
     blocks = _without_gap(rows.blocks, row, skipped, 0, width, block_size)
-    return Rows(rows.starts, (rows.lengths - skipped).to(rows.lengths.dtype), blocks)
+    return StepRows(rows.starts, (rows.lengths - skipped).to(rows.lengths.dtype), blocks)
 
 
-def without_null(rows: Rows, block_size: int) -> Rows:
+def without_null(rows: StepRows, block_size: int) -> StepRows:
     """Return the rows without the null blocks in their tables, which stand where blocks were evicted."""
     import torch
 
@@ -168,7 +168,7 @@ def without_null(rows: Rows, block_size: int) -> Rows:
     # Stable, so that blocks stay in their order and the last one, which may be part full, is last.
     order = torch.argsort((gone | ~inside).to(torch.int8), dim=1, stable=True)
     lengths = rows.lengths - gone.sum(1, dtype=rows.lengths.dtype) * block_size
-    return Rows(rows.starts, lengths, rows.blocks.gather(1, order).contiguous())
+    return StepRows(rows.starts, lengths, rows.blocks.gather(1, order).contiguous())
 
 
 def _without_gap(

@@ -1,8 +1,9 @@
 """Policies that evict blocks one by one: asked in engine core, followed by the block tables of the workers.
 
 ``EvictingManager`` asks the policy whenever a request has filled a block, frees what it names, and keeps a note for the
-workers, which ``take_notes`` attaches to the step's schedule. A worker's block tables only ever grow; there
-``follow_v1`` and ``follow_v2`` write the null block over what is gone, and the metadata builder leaves null blocks out.
+workers, which ``drain_evictions`` attaches to the step's schedule. A worker's block tables only ever grow; there
+``apply_evictions_v1`` and ``apply_evictions_v2`` write the null block over what is gone, and the metadata builder
+leaves null blocks out.
 
 What a token's keys and values are then depends on what was evicted before, not on its position alone. So nothing that
 was computed after a request's first eviction goes into the prefix cache.
@@ -22,7 +23,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from vllm_graft.bindings.attention.layers import NOTES, SCORES
+from vllm_graft.bindings.attention.layers import EVICTIONS, SCORES
 from vllm_graft.contracts import RequestBlocks
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class EvictingSpec(FullAttentionSpec):
         vLLM takes an AssertionError as the answer that layers differ.
         """
         if not all(isinstance(spec, EvictingSpec) for spec in specs):
-            raise AssertionError("blocks of some layers are evicted, and others would read them")
+            raise AssertionError("blocks of some layers are evicted, but others would read them")
         return super().merge(specs)
 
 
@@ -57,22 +58,22 @@ class EvictingManager(FullAttentionManager):
     def __init__(self, kv_cache_spec: EvictingSpec, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, **kwargs)
         self.ask: Ask | None = None
-        """Asks the policy, guarded; None as its answer once the policy is put aside."""
-        self.notes_leave = False
-        """Whether the scheduler hands notes to the workers; one that does not pass the patch would lose them."""
+        """Asks the policy, guarded; it answers None once the policy is put aside."""
+        self.workers_follow = False
+        """True if the scheduler passes evictions on to the workers; one that bypasses our patch would drop them."""
         self.freed = 0
         """The blocks that were freed while their requests ran."""
         self.report: Callable[[], None] | None = None
         """Called before each step of the engine."""
-        self.on_lost_notes: Callable[[], None] = lambda: None
-        """Told once if nothing may be evicted, because no worker would know."""
+        self.on_lost_evictions: Callable[[], None] = lambda: None
+        """Called once if nothing may be evicted, because no worker would know."""
         self.request: Request | None = None
         """The request that slots are being allocated for."""
         self._asked: dict[str, int] = {}
         """The blocks that each request had filled when the policy was asked last."""
-        self._pure: dict[str, int] = {}
+        self._cacheable_tokens: dict[str, int] = {}
         """The tokens of each request that were computed before its first eviction."""
-        self._notes: dict[str, list[int]] = {}
+        self._pending_evictions: dict[str, list[int]] = {}
         self._keys: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
         """The keys of each request, and the copy of them that the policy gets."""
         self.decay = 0.0
@@ -80,7 +81,7 @@ class EvictingManager(FullAttentionManager):
         self.scored = 0
         """How often a request's blocks were scored."""
         self._scores: dict[str, np.ndarray] = {}
-        """The running average of each request's scores by block, NaN where there is none."""
+        """The running average of each request's scores by block, NaN if there is none."""
 
     def new_step_starts(self) -> None:
         """Report what is held, once for each step."""
@@ -96,9 +97,9 @@ class EvictingManager(FullAttentionManager):
             return
         if filled <= self._asked.get(request_id, 0):
             return
-        if not self.notes_leave:
+        if not self.workers_follow:
             self.ask = None
-            self.on_lost_notes()
+            self.on_lost_evictions()
             return
         self._asked[request_id] = filled
         held = tuple(index for index, block in enumerate(blocks) if block is not self._null_block)
@@ -119,13 +120,13 @@ class EvictingManager(FullAttentionManager):
             self._evict(request_id, blocks, list(gone), processed_computed_tokens)
 
     def _evict(self, request_id: str, blocks: list[Any], gone: list[int], computed: int) -> None:
-        self._pure.setdefault(request_id, computed)
+        self._cacheable_tokens.setdefault(request_id, computed)
         freed = [blocks[index] for index in gone]
         for index in gone:
             blocks[index] = self._null_block
         self.block_pool.free_blocks(freed)
         self.freed += len(freed)
-        self._notes.setdefault(request_id, []).extend(gone)
+        self._pending_evictions.setdefault(request_id, []).extend(gone)
 
     def add_scores(self, request_id: str, latest: np.ndarray) -> None:
         """Add the latest scores of a request's blocks to the running average."""
@@ -160,18 +161,19 @@ class EvictingManager(FullAttentionManager):
         found = {index: float(scores[index]) for index in held if index < len(scores)}
         return {index: score for index, score in found.items() if not math.isnan(score)}
 
-    def take_notes(self) -> dict[str, list[int]]:
+    def drain_evictions(self) -> dict[str, list[int]]:
         """Return the blocks that were evicted since the last call, by request."""
-        notes, self._notes = self._notes, {}
-        return notes
+        evictions, self._pending_evictions = self._pending_evictions, {}
+        return evictions
 
     def cache_blocks(self, request: Request, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         """Put whole blocks into the prefix cache, up to the request's first eviction."""
-        super().cache_blocks(request, min(num_tokens, self._pure.get(request.request_id, num_tokens)), *args, **kwargs)
+        cacheable = self._cacheable_tokens.get(request.request_id, num_tokens)
+        super().cache_blocks(request, min(num_tokens, cacheable), *args, **kwargs)
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         """Forget a request that ends or is preempted; a preempted one is computed anew from its beginning."""
-        for known in (self._asked, self._pure, self._notes, self._scores, self._keys):
+        for known in (self._asked, self._cacheable_tokens, self._pending_evictions, self._scores, self._keys):
             known.pop(request_id, None)
         return super().pop_blocks_for_free(request_id)
 
@@ -179,19 +181,19 @@ class EvictingManager(FullAttentionManager):
 def validate(answer: object, evictable: Collection[int], request_id: str) -> list[int]:
     """Return a policy's answer as a list; raise ValueError for a block that it may not evict."""
     if not isinstance(answer, Collection) or isinstance(answer, str | bytes):
-        raise TypeError(f"evict() answered {answer!r}, which is no list of blocks")
+        raise TypeError(f"evict() must return a collection of block indices, but returned {answer!r}")
     found: set[int] = set()
     for each in answer:
         index = _index(each)
         if index is None or index not in evictable:
             what = f"block {each!r}, which is not among the {len(evictable)} evictable ones of {request_id}"
-            raise ValueError(f"evict() answered {what}")
+            raise ValueError(f"evict() returned {what}")
         found.add(index)
     return sorted(found)
 
 
 def _index(value: Any) -> int | None:
-    """Return a value as an index, of NumPy's types too; None for what is none, such as True or 1.0."""
+    """Return a value as an index, of NumPy's types too; None for what is not an index, such as True or 1.0."""
     if isinstance(value, bool):
         return None
     try:
@@ -205,17 +207,17 @@ def evicting_managers(manager: Any) -> list[EvictingManager]:
     return [each for each in manager.coordinator.single_type_managers if isinstance(each, EvictingManager)]
 
 
-def attach_notes(managers: Sequence[EvictingManager], output: Any) -> None:
+def attach_evictions(managers: Sequence[EvictingManager], output: Any) -> None:
     """Attach the evicted blocks of a step to its schedule."""
-    notes: dict[str, list[int]] = {}
+    evictions: dict[str, list[int]] = {}
     for manager in managers:
-        notes |= manager.take_notes()
-    if notes:
-        setattr(output, NOTES, notes)
+        evictions |= manager.drain_evictions()
+    if evictions:
+        setattr(output, EVICTIONS, evictions)
 
 
 def take_in_scores(managers: Sequence[EvictingManager], scheduler: Any, output: Any) -> None:
-    """Hand the scores beside a step's output to the managers; a request that has ended is passed over."""
+    """Hand the scores beside a step's output to the managers; a request that has ended is skipped."""
     scores: dict[str, np.ndarray] = getattr(output, SCORES, None) or {}
     for manager in managers if scores else ():
         for request, latest in scores.items():
@@ -223,9 +225,9 @@ def take_in_scores(managers: Sequence[EvictingManager], scheduler: Any, output: 
                 manager.add_scores(request, latest)
 
 
-def follow_v1(runner: Any, output: Any) -> None:
+def apply_evictions_v1(runner: Any, output: Any) -> None:
     """Write the null block over evicted ones, in the V1 runner's batch and in its memory of the request."""
-    for request, gone in _running_notes(output):
+    for request, gone in _running_evictions(output):
         state = runner.requests.get(request)
         for group in state.block_ids if state is not None else ():
             for index in gone:
@@ -236,9 +238,9 @@ def follow_v1(runner: Any, output: Any) -> None:
                 table.block_table.np[row, gone] = 0
 
 
-def follow_v2(runner: Any, output: Any) -> None:
+def apply_evictions_v2(runner: Any, output: Any) -> None:
     """Write the null block over evicted ones, in the V2 runner's block tables on the device."""
-    for request, gone in _running_notes(output):
+    for request, gone in _running_evictions(output):
         row = runner.req_states.req_id_to_index.get(request)
         if row is not None:
             for table in runner.block_tables.block_tables:
@@ -246,17 +248,17 @@ def follow_v2(runner: Any, output: Any) -> None:
                     table.stage_write(row, index, [0])
 
 
-def _running_notes(output: Any) -> list[tuple[str, Sequence[int]]]:
+def _running_evictions(output: Any) -> list[tuple[str, Sequence[int]]]:
     """Return the notes of requests that a worker has block tables for.
 
     One that is new in this step, or comes back after a preemption, is sent with its whole table, evicted blocks null.
     """
-    notes: dict[str, list[int]] | None = getattr(output, NOTES, None)
-    if not notes:
+    evictions: dict[str, list[int]] | None = getattr(output, EVICTIONS, None)
+    if not evictions:
         return []
     new = {request.req_id for request in output.scheduled_new_reqs}
     resumed = set(getattr(output.scheduled_cached_reqs, "resumed_req_ids", ()))
-    return [(request, gone) for request, gone in notes.items() if request not in new and request not in resumed]
+    return [(request, gone) for request, gone in evictions.items() if request not in new and request not in resumed]
 
 
 # The registry fills itself with vLLM's own specs on first use, but only while it is empty (0.26 to 0.32).

@@ -1,4 +1,4 @@
-"""An ``AttentionKernel`` as a backend of vLLM's: its description, its metadata builder and its implementation.
+"""An ``AttentionKernel`` as a vLLM backend: its description, its metadata builder and its implementation.
 
 The three classes are made for the class of a kernel, because vLLM asks them on the class. They fulfil the interfaces of
 0.26 to 0.32: what one release lacks is an attribute too many there, never a missing one.
@@ -116,12 +116,12 @@ class LayerKernel:
             f"attention {self._item.name!r} (from {self._item.origin}) failed, and no other kernel can read its KV "
             f"cache: {reason}",
             where=self.layer,
-            fix="fix the kernel, or take it out of the plan, and restart the server",
+            fix="fix the kernel or remove it from the plan, and restart the server",
         )
 
 
 def wrong_output(made: object, query: torch.Tensor) -> str:
-    """Return why this is no output of attention for a query; empty if it is one."""
+    """Return why this is not an output of attention for a query; empty if it is one."""
     import torch
 
     if not isinstance(made, torch.Tensor):
@@ -152,7 +152,7 @@ def kernel_backend(kind: type[AttentionKernel], on_builder: Callable[[Any, list[
     from vllm.platforms import current_platform
     from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 
-    # vLLM looks the name up among its own. CUSTOM is a member of every release, and free where nobody registers it;
+    # vLLM looks the name up among its own. CUSTOM is a member of every release, and free unless something registers it;
     # what is registered under it plays no part, because the layer is given this class itself.
     name = "CPU_ATTN" if current_platform.is_cpu() else "CUSTOM"
     builder, implementation = _kernel_builder(kind, on_builder), _kernel_implementation()
@@ -227,7 +227,7 @@ def _kernel_builder(kind: type[AttentionKernel], on_builder: Callable[[Any, list
                 raise ServingError(
                     "vLLM asks for attention to later tokens, which kernels do not serve",
                     where=self.layer_names[0],
-                    fix=f"take {kind.__name__} out of the plan for this model, or leave its drafter out",
+                    fix=f"remove {kind.__name__} from the plan for this model, or leave its drafter out",
                 )
             return KernelMetadata(
                 AttentionBatch(

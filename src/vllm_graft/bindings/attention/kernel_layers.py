@@ -15,7 +15,7 @@ from vllm_graft.bindings.instantiate import failure_reason, instantiate, warn_if
 from vllm_graft.contracts import AttentionKernel
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import current
-from vllm_graft.plan import Plan, PlanItem, carried_plan
+from vllm_graft.plan import Plan, PlanItem, inherited_plan
 
 _UNUSED: Final = "none of its layers is ready to run"
 _OTHER: Final = "plan a kernel that serves this"
@@ -71,7 +71,7 @@ class PlannedKernel:
         kernel.layer = layer_view(layer, spec, config)
         if spec.block_size % self._kind.block_multiple:
             multiple = self._kind.block_multiple
-            what = f"blocks have {spec.block_size} tokens, and it serves multiples of {multiple}"
+            what = f"blocks have {spec.block_size} tokens, but it serves multiples of {multiple}"
             self._refuse(item, layer.layer_name, what, f"start with --block-size {multiple}", may_go_on=False)
         try:
             with warn_if_slow(f"attention {item.name!r} is tried in {layer.layer_name}"):
@@ -109,7 +109,7 @@ class PlannedKernel:
 
     def _planned(self) -> PlanItem | None:
         """Return the planned item if it is a kernel; a policy has ``PlannedLayers``."""
-        plan = carried_plan()
+        plan = inherited_plan()
         if plan != self._plan:
             self._plan, self._item, self._backend = plan, None, None
             self._kernels, self._refused, self._budget = {}, False, None
@@ -134,7 +134,7 @@ class PlannedKernel:
             raise StartError(
                 f"attention {item.name!r} (from {item.origin}) cannot be used: {reason}",
                 where=subject,
-                fix=f"{fix}, or take it out of the plan for this model",
+                fix=f"{fix}, or remove it from the plan for this model",
             )
 
 
@@ -165,22 +165,22 @@ def unserved(kind: type[AttentionKernel], layer: str, arguments: Mapping[str, An
 
 
 def _unserved_by_all(layer: str, arguments: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
-    """Return what no kernel is told about, and could not serve."""
+    """Return what is not passed to kernels, so that none could serve it."""
     if layer != "Attention" or str(getattr(arguments["attn_type"], "value", arguments["attn_type"])) != "decoder":
-        return f"it is a layer of the kind {layer}, and kernels are for plain causal self-attention"
+        return f"it is a layer of the kind {layer}, but kernels are for plain causal self-attention"
     if arguments["attn_backend"] is not None:
         return f"the model chooses {arguments['attn_backend'].__name__} for it"
     if arguments["alibi_slopes"] is not None or arguments["use_alibi_sqrt"]:
-        return "it has ALiBi, whose biases kernels are not given"
+        return "it has ALiBi, whose biases are not passed to kernels"
     if arguments["logits_soft_cap"]:
-        return f"its scores are capped at {arguments['logits_soft_cap']:g}, which kernels are not told"
+        return f"its scores are capped at {arguments['logits_soft_cap']:g}, which is not passed to kernels"
     extra = {name: value for name, value in arguments["extra_impl_args"].items() if value is not None}
     if "sinks" in extra:
-        return "it has learned sinks, which kernels are not given"
+        return "it has learned sinks, which are not passed to kernels"
     if extra:
-        return f"the model gives it {', '.join(extra)}, which kernels are not told"
+        return f"the model gives it {', '.join(extra)}, which is not passed to kernels"
     if arguments["head_size_v"] not in (None, arguments["head_size"]):
-        return f"its keys have {arguments['head_size']} numbers and its values {arguments['head_size_v']}"
+        return f"its keys have {arguments['head_size']} numbers but its values {arguments['head_size_v']}"
     if arguments["kv_sharing_target_layer_name"] is not None:
         return f"it shares the KV cache of {arguments['kv_sharing_target_layer_name']}"
     if engine["mm_prefix"]:
@@ -188,7 +188,7 @@ def _unserved_by_all(layer: str, arguments: Mapping[str, Any], engine: Mapping[s
     if engine["context_parallel"] > 1:
         return "context parallelism gives each worker a part of every request"
     if engine["batch_invariant"]:
-        return "VLLM_BATCH_INVARIANT is set, which kernels do not promise"
+        return "VLLM_BATCH_INVARIANT is set, but kernels do not promise batch invariance"
     return _quantized(arguments, engine["dtype"])
 
 
@@ -200,7 +200,7 @@ def _quantized(arguments: Mapping[str, Any], dtype: str) -> str:
         name = "fp8"
     if name in ("auto", dtype):
         return ""
-    return f"its KV cache is {name} and its queries {dtype}, and quantization is not served"
+    return f"its KV cache is {name} and its queries {dtype}, but quantization is not served"
 
 
 def _unserved_by(kind: type[AttentionKernel], arguments: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
@@ -209,10 +209,10 @@ def _unserved_by(kind: type[AttentionKernel], arguments: Mapping[str, Any], engi
     if window is None and cache is not None:
         window = cache.sliding_window
     if window is not None and not kind.windows:
-        return f"it has a sliding window of {window} tokens, and {kind.__name__} serves none"
+        return f"it has a sliding window of {window} tokens, but {kind.__name__} serves none"
     if engine["dtype"] not in kind.dtypes:
-        return f"it computes in {engine['dtype']}, and {kind.__name__} serves {', '.join(kind.dtypes)}"
+        return f"it computes in {engine['dtype']}, but {kind.__name__} serves {', '.join(kind.dtypes)}"
     if kind.head_sizes and arguments["head_size"] not in kind.head_sizes:
         sizes = ", ".join(map(str, kind.head_sizes))
-        return f"its heads have {arguments['head_size']} numbers, and {kind.__name__} serves {sizes}"
+        return f"its heads have {arguments['head_size']} numbers, but {kind.__name__} serves {sizes}"
     return ""

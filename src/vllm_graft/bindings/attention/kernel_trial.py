@@ -44,7 +44,7 @@ def _try_batch(
     import torch
 
     layer = kernel.layer
-    # A generator of its own: requests with a seed of the server's must not depend on the trial.
+    # A generator of its own: requests that use the server's seed must not depend on the trial.
     generator = torch.Generator().manual_seed(0)
 
     def numbers(tokens: int, heads: int) -> torch.Tensor:

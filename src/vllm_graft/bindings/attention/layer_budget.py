@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft.ledger.guard import OVERRUNS_IN_A_ROW
 from vllm_graft.points import point
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from vllm_graft.ledger import Ledger, Meter
 
 EVERY: Final = 67
-"""On a GPU, one call in so many is timed: a prime, or of 32 layers one alone would ever be timed."""
-OVERRUNS_IN_A_ROW: Final = 100
-"""So many timed layers in a row over their budgets are reported."""
+"""On a GPU, one call in this many is timed. It is prime: otherwise only one of 32 layers would ever be timed."""
 
 _RECENT: Final = 256
 """The layers of which the means are reported."""
@@ -32,8 +31,8 @@ _COPIED: Final = {"cpu": 32 << 20, "cuda": 256 << 20}
 """The bytes of a copy that measures a device: more than its caches hold."""
 
 
-def budget_us(read: int, bandwidth: float) -> float:
-    """Return the microseconds that a layer may take to read so many bytes, at so many bytes per second."""
+def layer_budget_us(read: int, bandwidth: float) -> float:
+    """Return the microseconds that a layer may take to read these bytes at this bandwidth."""
     return max(point("attention").budget_us or 0.0, 1.25e6 * read / bandwidth + 10)
 
 
@@ -165,8 +164,8 @@ class LayerBudget:
         self._budget += budget - gone[1]
 
     def note(self, took: int, read: int) -> None:
-        """Count a layer that took so many nanoseconds to read so many bytes."""
-        budget, spent = budget_us(read, self.bandwidth), took / 1000
+        """Count a layer by the nanoseconds that it took and the bytes that it read."""
+        budget, spent = layer_budget_us(read, self.bandwidth), took / 1000
         self._add(spent, budget)
         self.sampled += 1
         self.over += spent > budget

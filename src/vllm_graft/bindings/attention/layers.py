@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
 from vllm_graft.bindings.attention.compaction import WindowShape
-from vllm_graft.bindings.attention.freed_blocks import VARIABLE, FreedBlocks, checked, search_output, unchecked
+from vllm_graft.bindings.attention.freed_block_check import VARIABLE, FreedBlocks, checked, search_output, unchecked
 from vllm_graft.bindings.attention.kernel import kernel_class
 from vllm_graft.bindings.attention.request_windows import Ask, RowWindows, stamp_window
 from vllm_graft.bindings.attention.request_windows import validate as validate_window
@@ -16,7 +16,7 @@ from vllm_graft.bindings.instantiate import failure_reason, guard_method, instan
 from vllm_graft.contracts import KVPolicy, LayerView, RequestBlocks, Window
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import Meter, current
-from vllm_graft.plan import Plan, PlanItem, carried_plan, carried_run
+from vllm_graft.plan import Plan, PlanItem, inherited_plan, inherited_run
 from vllm_graft.points import point
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm_graft.bindings.attention.retention import SinkWindowManager
     from vllm_graft.bindings.attention.scoring import BlockScorer
 
-NOTES: Final = "graft_evicted"
+EVICTIONS: Final = "graft_evicted"
 """The attribute of a step's schedule with the evicted blocks of each request, which vLLM pickles to its workers."""
 
 SCORES: Final = "graft_scores"
@@ -39,7 +39,9 @@ _WINDOWED: Final = "graft_windowed"
 _STAMPS: Final = "graft_stamps"
 """The attribute of vLLM's ``KVCacheManager`` with what asks for the window of a request, and with the policy's keys."""
 
-_LOST_NOTES: Final = "its scheduler does not go through Scheduler.schedule, so no worker would learn what is evicted"
+_LOST_EVICTIONS: Final = (
+    "its scheduler does not go through Scheduler.schedule, so no worker would learn what is evicted"
+)
 
 _PLAIN: Final = ("auto", "float32", "float16", "bfloat16", "half", "float")
 """The types of KV caches that are served: each release has other quantized ones."""
@@ -64,7 +66,7 @@ class PlannedLayers:
         self.scorer: BlockScorer | None = None
         """In a worker whose policy wants scores: what computes them."""
         self.score_every = 0
-        """The steps between two scorings; 0 where none are wanted."""
+        """The steps between two scorings; 0 if none are wanted."""
         self.row_windows = RowWindows()
         """In a worker: the rows of a step whose requests have windows of their own."""
         self._refused = False
@@ -104,7 +106,7 @@ class PlannedLayers:
             planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
             if self.row_windows.possible and getattr(config.parallel_config, "use_ubatching", False):
                 raise ValueError(
-                    "requests may narrow its window, and with micro-batches a step's rows are not in order"
+                    "requests may narrow its window, but with micro-batches a step's rows are not in order"
                 )
             if window == "evict" and policy.wants_scores:
                 self._watch(policy, view, layer, config)
@@ -136,14 +138,14 @@ class PlannedLayers:
             current().set_item(item.point, item.name, "applied")
 
     def _watch(self, policy: KVPolicy, view: LayerView, layer: Any, config: Any) -> None:
-        """Have a layer score blocks if the policy chooses it; raise ValueError where blocks cannot be scored."""
+        """Have a layer score blocks if the policy chooses it; raise ValueError if blocks cannot be scored."""
         from vllm_graft.bindings.attention.scoring import BlockScorer, unscorable
 
         if reason := unscorable(config):
             raise ValueError(reason)
         every: object = policy.score_every
         if not isinstance(every, int) or every < 1:
-            raise ValueError(f"score_every is {every!r}, and must be at least one step")
+            raise ValueError(f"score_every must be at least one step, but is {every!r}")
         self.score_every = every
         if layer is None:
             # The simulated accelerator has no layers, and makes scores up.
@@ -210,7 +212,7 @@ class PlannedLayers:
         return scorer.report(sample())
 
     def prove_groups(self, groups: Iterable[Any]) -> None:
-        """Record the groups of layers with a window, where no metadata builder is ever made."""
+        """Record the groups of layers with a window, if no metadata builder is ever made."""
         item, policy = self._planned()
         if item is None or policy is None or self._refused:
             return
@@ -243,7 +245,7 @@ class PlannedLayers:
         windows = [getattr(spec, "sliding_window", None) for spec in groups]
         evicting, windowed = _evicting_managers(manager), _windowed_managers(manager)
         if any(type(spec).__name__ == "CrossAttentionSpec" for spec in groups):
-            what = "the model has cross attention, and windows are for plain causal self-attention"
+            what = "the model has cross attention, but windows are for plain causal self-attention"
             self._refuse(item, "engine core", what)
             return
         if not evicting and (not any(windows) or _only_evicts(policy)):
@@ -252,18 +254,18 @@ class PlannedLayers:
             self._refuse(item, "engine core", what)
             return
         if evicting and len(groups) > 1:
-            what = f"the model has {len(groups)} groups of layers, and blocks are evicted for all layers at once"
+            what = f"the model has {len(groups)} groups of layers, but blocks are evicted for all layers at once"
             self._refuse(item, "engine core", what)
             return
         decay: object = policy.score_decay
         if policy.wants_scores and not (isinstance(decay, int | float) and 0 <= decay < 1):
-            self._refuse(item, "engine core", f"score_decay is {decay!r}, and must be from 0 to below 1")
+            self._refuse(item, "engine core", f"score_decay must be at least 0 and below 1, but is {decay!r}")
             return
         current().set_item(item.point, item.name, "applied")
         current().save()
         for each in evicting:
             each.ask, each.decay = _guarded_evict(item, policy), policy.score_decay
-            each.on_lost_notes = functools.partial(current().put_aside, item.name, _LOST_NOTES)
+            each.on_lost_evictions = functools.partial(current().put_aside, item.name, _LOST_EVICTIONS)
         setattr(manager, _ASKING, evicting)
         setattr(manager, _WINDOWED, windowed)
         if windowed:
@@ -273,7 +275,7 @@ class PlannedLayers:
 
     def _planned(self) -> tuple[PlanItem | None, KVPolicy | None]:
         """Return the planned item and its instance, which is made on first use."""
-        plan, run = carried_plan(), carried_run()
+        plan, run = inherited_plan(), inherited_run()
         planned = plan.of("attention") if plan is not None else ()
         if plan is None or not planned or (run is not None and planned[0].name in run.left_out):
             self._plan, self._policy, self.windows = None, None, {}
@@ -301,7 +303,7 @@ class PlannedLayers:
             raise StartError(
                 f"attention {item.name!r} (from {item.origin}) cannot be used: {reason}",
                 where=subject,
-                fix=f"change [options.{item.name}], or take it out of the plan for this model",
+                fix=f"change [options.{item.name}], or remove it from the plan for this model",
             )
 
 
@@ -346,7 +348,7 @@ def _without_effect(policy: KVPolicy, windows: Mapping[str, Answer]) -> str:
     if not windows:
         return "the model has no layer of plain causal self-attention"
     if _evicts(policy):
-        return "the model gives each of its layers a window, and blocks are evicted in layers with full attention"
+        return "the model gives each of its layers a window, but blocks are evicted in layers with full attention"
     return "it gives no layer a window, so no block is ever freed"
 
 
@@ -436,29 +438,29 @@ def _planned_spec(spec: Any, view: LayerView, window: Answer, config: Any, unser
         if reason := unserved():
             raise ValueError(reason)
         if config.kv_transfer_config is not None:
-            raise ValueError("a KV connector brings whole prefixes, and evicted blocks would be missing")
+            raise ValueError("a KV connector brings whole prefixes, but evicted blocks would be missing")
         from vllm_graft.bindings.attention.eviction import EvictingSpec
 
         return EvictingSpec.of(spec)
     if not isinstance(window, Window):
-        raise TypeError(f"window() answered {window!r}, which is no Window")
+        raise TypeError(f"window() must return a Window or None, but returned {window!r}")
     if any(type(tokens) is not int or tokens < 0 for tokens in (window.first, window.last)):
-        raise ValueError(f"window() answered {window}, and both must be whole numbers of tokens, 0 or more")
+        raise ValueError(f"window() returned {window}, but both must be whole numbers of tokens, 0 or more")
     if reason := unserved():
         raise ValueError(reason)
     if view.window is not None:
         # The model was trained with it: narrower is another model, wider has no blocks to read.
         if window != Window(0, view.window):
             raise ValueError(
-                f"the model gives this layer a window of {view.window} tokens, and the policy asks for {window}; only "
+                f"the model gives this layer a window of {view.window} tokens, but the policy asks for {window}; only "
                 f"Window(0, {view.window}) can be served"
             )
         return spec
     if config.kv_transfer_config is not None:
-        raise ValueError("a KV connector brings the tokens of the window alone, and the first ones would be missing")
+        raise ValueError("a KV connector brings the tokens of the window alone, but the first ones would be missing")
     if config.scheduler_config.disable_hybrid_kv_cache_manager:
-        # vLLM then gives all layers one spec, and where they differ that of full attention.
-        raise ValueError("vLLM's hybrid KV-cache manager is off, with which layers have no windows of their own")
+        # vLLM then gives all layers one spec, and if they differ that of full attention.
+        raise ValueError("vLLM's hybrid KV-cache manager is off, so layers cannot have windows of their own")
     from vllm_graft.bindings.attention.retention import SinkWindowSpec
 
     if window.last >= view.max_tokens:
@@ -470,11 +472,11 @@ def _unserved(layer: Any, config: Any) -> str:
     """Return why a layer cannot have a window; empty if it can."""
     name = layer.attn_backend.get_name()
     if type(layer).__name__ != "Attention":
-        return f"it is a {type(layer).__name__}, and windows are for plain causal self-attention"
+        return f"it is a {type(layer).__name__}, but windows are for plain causal self-attention"
     if name not in SERVED:
-        return f"vLLM chose the backend {name} for it, and windows are served on {', '.join(SERVED)}"
+        return f"vLLM chose the backend {name} for it, but windows are served on {', '.join(SERVED)}"
     if getattr(layer.impl, "alibi_slopes", None) is not None:
-        return "it has ALiBi, whose biases count the tokens between, and those are left out"
+        return "it has ALiBi, whose biases count the tokens in between, but a window leaves those out"
     if layer.sliding_window is None and (reader := _other_reader(layer, config)):
         return f"{reader} reads its KV cache too, and would read blocks that are freed"
     return unserved_cache(str(layer.kv_cache_dtype)) or unserved_engine(config)

@@ -2,7 +2,7 @@
 
 A layer asks the plan when vLLM wants its KV-cache spec: the block size is settled then, and the metadata builders are
 not made yet. Every platform and runner passes there. A backend that is named in the arguments is ignored on CPU, and
-one that is registered under a name of vLLM's own is shared by all plugins of a process.
+one that is registered under one of vLLM's names is shared by all plugins of a process.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from vllm_graft.bindings.attention import requests
-from vllm_graft.bindings.attention.freed_blocks import FREE, attach_free, checked
+from vllm_graft.bindings.attention.freed_block_check import FREE, attach_free, checked
 from vllm_graft.bindings.attention.kernel_layers import planned_kernel
 from vllm_graft.bindings.attention.layers import (
-    NOTES,
+    EVICTIONS,
     asking_managers,
     planned_layers,
     stamp_request,
@@ -73,7 +73,7 @@ class PlannedManagers(
 
     @wrap
     def allocate_slots(self, call: Call, request: Any, *args: Any, **kwargs: Any) -> Any:
-        # Managers are told the name of a request alone.
+        # Managers are given only the name of a request.
         managers: tuple[Any, ...] = (*asking_managers(self), *windowed_managers(self))
         for manager in managers:
             manager.request = request
@@ -102,12 +102,12 @@ class EvictionNotes(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="g
     def schedule(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         managers = asking_managers(self.kv_cache_manager)
         for manager in managers:
-            manager.notes_leave = True
+            manager.workers_follow = True
         output = call(*args, **kwargs)
         if managers:
-            from vllm_graft.bindings.attention.eviction import attach_notes
+            from vllm_graft.bindings.attention.eviction import attach_evictions
 
-            attach_notes(managers, output)
+            attach_evictions(managers, output)
         if checked():
             attach_free(self.kv_cache_manager.block_pool, output)
         return output
@@ -163,10 +163,10 @@ class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], n
     @wrap
     def _update_states(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(scheduler_output, *args, **kwargs)
-        if getattr(scheduler_output, NOTES, None):
-            from vllm_graft.bindings.attention.eviction import follow_v1
+        if getattr(scheduler_output, EVICTIONS, None):
+            from vllm_graft.bindings.attention.eviction import apply_evictions_v1
 
-            follow_v1(self, scheduler_output)
+            apply_evictions_v1(self, scheduler_output)
         follow_windows(self, scheduler_output)
         # Backends that want their rows in another order have had them sorted by now.
         planned_layers.row_windows.arrange(self, self.input_batch.req_ids)
@@ -180,10 +180,10 @@ class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], n
     @wrap
     def update_requests(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(scheduler_output, *args, **kwargs)
-        if getattr(scheduler_output, NOTES, None):
-            from vllm_graft.bindings.attention.eviction import follow_v2
+        if getattr(scheduler_output, EVICTIONS, None):
+            from vllm_graft.bindings.attention.eviction import apply_evictions_v2
 
-            follow_v2(self, scheduler_output)
+            apply_evictions_v2(self, scheduler_output)
         follow_windows(self, scheduler_output)
         _fill_freed(self, scheduler_output)
         return result
@@ -238,7 +238,7 @@ class ResponsesPolicyKeys(
     to_sampling_params = wrap(_check_keys)
 
 
-class PolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], name="graft.policy-keys", why=_WHY):
+class InputPolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], name="graft.policy-keys", why=_WHY):
     """Check the keys for the policy of every other request, such as one of ``LLM.generate``."""
 
     @wrap
@@ -250,7 +250,7 @@ class PolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], nam
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
     PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, WindowStamps, EvictionNotes, V1Evictions,
     V2Evictions, EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys, ResponsesPolicyKeys,
-    PolicyKeys,
+    InputPolicyKeys,
 )  # fmt: skip
 
 

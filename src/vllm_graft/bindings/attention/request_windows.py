@@ -37,7 +37,7 @@ def stamp_window(request: Any, ask: Ask | None, names: Sequence[str]) -> None:
     """
     params = request.sampling_params
     extra: dict[str, object] = dict(getattr(params, "extra_args", None) or {})
-    # Nobody else may write it: what stands there is what blocks are freed by.
+    # Only engine core may write it: blocks are freed by this value.
     foreign = extra.pop(STAMP, None) is not None
     window = ask(extra) if ask is not None and any(name in extra for name in names) else None
     if window is None and not foreign:
@@ -55,9 +55,9 @@ def stamped_window(params: Any) -> int | None:
 
 
 def validate(answer: object) -> int | None:
-    """Return a policy's answer; raise ValueError for one that is no window."""
+    """Return a policy's answer; raise ValueError for one that is not a window."""
     if answer is not None and (isinstance(answer, bool) or not isinstance(answer, int) or answer < 1):
-        raise ValueError(f"request_window() answered {answer!r}, which is no number of tokens")
+        raise ValueError(f"request_window() must return a number of tokens or None, but returned {answer!r}")
     return answer
 
 

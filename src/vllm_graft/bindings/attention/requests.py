@@ -17,11 +17,11 @@ from typing import Any, Final
 from vllm_graft.contracts import KVPolicy, OptionValue
 from vllm_graft.contracts.request_keys import is_similar
 from vllm_graft.contracts.sampling import OptInSampler
-from vllm_graft.errors import GraftError, describe
+from vllm_graft.errors import GraftError, describe_error
 from vllm_graft.ledger.guard import raised_by_signal
-from vllm_graft.plan import Plan, PlanItem, carried_plan
-from vllm_graft.plan.carry import PLAN_VARIABLE
+from vllm_graft.plan import Plan, PlanItem, inherited_plan
 from vllm_graft.plan.catalogue import load
+from vllm_graft.plan.export import PLAN_VARIABLE
 
 # The most unknown names of one request that are compared with the policy's keys.
 _COMPARED: Final = 100
@@ -54,7 +54,7 @@ class PolicyKeys:
                 if raised_by_signal(error):
                     raise
                 # An author's mistake: vLLM would answer the request with a 500, and end the server for a SystemExit.
-                raise ValueError(f"{', '.join(said)}: {describe(error)}") from error
+                raise ValueError(f"{', '.join(said)}: {describe_error(error)}") from error
         if meant := self.misspelt(extra):
             name, near = meant
             raise ValueError(
@@ -76,7 +76,7 @@ class PolicyKeys:
 def prepare(request: Any, params: Any) -> None:
     """Add a request's top-level keys for the policy to its parameters, and check all before anything is answered.
 
-    A key in ``vllm_xargs`` counts more than one at the top level.
+    A key in ``vllm_xargs`` takes precedence over one at the top level.
     """
     known, top_level = _planned_keys(), request.model_extra
     if known is not None and top_level:
@@ -97,7 +97,7 @@ def check(params: Any) -> None:
 
 
 def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:
-    """Refuse a request for beam search that has keys of the policy: vLLM drops them without a word."""
+    """Refuse a request for beam search that has keys of the policy: vLLM drops them silently."""
     extra = {**(top_level or {}), **(xargs or {})}
     known = _planned_keys() if extra else None
     if known is not None and (said := [name for name in known.kind.keys if extra.get(name) is not None]):
@@ -117,7 +117,7 @@ def _planned_keys() -> PolicyKeys | None:
 
 @functools.lru_cache(maxsize=2)
 def _cached_keys(plan_text: str) -> PolicyKeys | None:
-    plan = carried_plan()
+    plan = inherited_plan()
     return _find_keys(plan) if plan is not None else None
 
 

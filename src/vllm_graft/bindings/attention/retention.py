@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class SinkWindowSpec(SlidingWindowSpec):
     """The KV cache of a layer that keeps its first tokens and a window.
 
-    ``sliding_window`` is what the base class reckons with. It is so much larger than the window that the base frees a
+    ``sliding_window`` is what the base class works with. It is so much larger than the window that the base frees a
     block only after the window has left it, wherever inside a step the last token is.
     """
 
@@ -123,7 +123,7 @@ class SinkWindowManager(SlidingWindowManager):
         *args: Any,
         **kwargs: Any,
     ) -> int:
-        """Return how many free blocks a request takes; a cached first block that nobody uses is one of them."""
+        """Return how many free blocks a request takes; a cached first block that is not in use is one of them."""
         number: int = super().get_num_blocks_to_allocate(
             request_id, num_tokens, new_computed_blocks, total_computed_tokens, *args, **kwargs
         )
@@ -193,7 +193,7 @@ class SinkWindowManager(SlidingWindowManager):
             cached = block_pool.get_cached_block(hashes[index], kv_cache_group_ids)
             if not cached:
                 # What comes before it is a hit of its own: all of its blocks are first blocks. Of every hit the last
-                # block is dropped where a drafter has to compute it again.
+                # block is dropped if a drafter has to compute it again.
                 found_blocks = max(index - 1, 0) if drop_eagle_block else index
                 length = found_blocks * kv_cache_spec.block_size // alignment_tokens * alignment_tokens
                 for found in blocks:

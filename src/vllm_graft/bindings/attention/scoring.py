@@ -97,7 +97,7 @@ class ScoringLayer:
         """Add keys to the sums of their blocks; a block whose first slot is written begins anew."""
         if self.sums is None:
             return
-        # One of the two may be padded. Block 0 is the null block, which nobody scores: the place for padding.
+        # One of the two may be padded. Block 0 is the null block, which is never scored: the place for padding.
         number = min(len(key), len(slots))
         slots = slots[:number].long().clamp(min=0)
         block = slots // self._block_size
@@ -204,7 +204,7 @@ class BlockScorer:
 
 
 def _copy_to_host(scores: torch.Tensor) -> tuple[Any, torch.Tensor]:
-    """Begin to copy scores to the host; return the event after the copy, None where they are there."""
+    """Begin to copy scores to the host; return the event after the copy, None if they are there."""
     if not scores.is_cuda:
         return None, scores
     copy = torch.empty(scores.shape, dtype=scores.dtype, pin_memory=True)
@@ -235,13 +235,13 @@ def unscorable(config: Any) -> str:
     """Return why blocks cannot be scored in an engine; empty if they can."""
     parallel = config.parallel_config
     if parallel.pipeline_parallel_size > 1:
-        return "its policy wants scores, and with pipeline parallelism the last stage alone reports to engine core"
+        return "its policy wants scores, but with pipeline parallelism the last stage alone reports to engine core"
     if any(getattr(parallel, f"{kind}_context_parallel_size", 1) > 1 for kind in ("decode", "prefill")):
-        return "its policy wants scores, and with context parallelism a worker has a part of each request's keys"
+        return "its policy wants scores, but with context parallelism a worker has a part of each request's keys"
     if getattr(parallel, "use_ubatching", False):
-        return "its policy wants scores, and with micro-batches a step has more than one set of rows"
+        return "its policy wants scores, but with micro-batches a step has more than one set of rows"
     if config.speculative_config is not None:
-        return "its policy wants scores, and the keys of drafts that were not accepted would count"
+        return "its policy wants scores, but the keys of drafts that were not accepted would count"
     if getattr(config.compilation_config.pass_config, "fuse_rope_kvcache", False):
-        return "its policy wants scores, and with fuse_rope_kvcache vLLM stores keys that no layer is shown"
+        return "its policy wants scores, but with fuse_rope_kvcache vLLM stores keys that no layer is shown"
     return ""

@@ -113,7 +113,7 @@ def compact_single_tokens(
     """Write the compacted lengths and block tables of rows of one token each.
 
     ``shape`` is a planned window, or None for a window of the model's own, of ``sliding`` tokens. ``before`` is that of
-    each row, where requests have narrower windows of their own.
+    each row, if requests have narrower windows of their own.
     """
     width = compacted.shape[1]
     _compact_kernel[(len(lengths), triton.cdiv(width, _COLUMNS))](

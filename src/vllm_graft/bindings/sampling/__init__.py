@@ -5,7 +5,7 @@ classes), and travel in its sampling parameters. In the worker vLLM makes the ``
 ``ProcessorV2``, which follows the runner's batch and hands each step's logits to the ``pipeline``. There each
 ``guarded`` sampler reads the keys of the requests that enter and works on its rows, in place or in ``isolation``.
 
-- ``arguments``       what the engine's arguments need, and which engines cannot have samplers
+- ``engine_arguments``  what the engine's arguments need, and which engines cannot have samplers
 - ``requests``        request keys in the front end: bad values, misspelt names, samplers that cannot be used
 - ``patches``         the places in vLLM that a logits processor alone cannot reach
 - ``processor``       the class that vLLM is given, and what its two forms share

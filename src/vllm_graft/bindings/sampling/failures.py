@@ -36,7 +36,7 @@ def report(runner: Any, output: Any) -> Any:
 
 
 def finish(scheduler: Any, output: Any, answers: Any) -> Any:
-    """End the requests that a worker's output reports, each with its first answer from now on.
+    """End the requests that a worker's output reports, each when its next output is produced.
 
     A request whose prompt is still being read has no answer yet; it is remembered until it has.
     """

@@ -35,10 +35,10 @@ _PASSES: Final = 16
 _HOST_BYTES_PER_US: Final = 5000.0
 
 
-def budget_us(model: ServedModel, per_row: float = 0.0) -> float:
+def step_budget_us(model: ServedModel, per_row: float = 0.0) -> float:
     """Return what a step may cost: the point's budget, and ``per_row`` for each request that can run at a time.
 
-    In half a millisecond a current accelerator passes over a batch's logits 16 times. Where the logits are in host
+    In half a millisecond a current accelerator passes over a batch's logits 16 times. If the logits are in host
     memory, the time of as many passes at 5 GB/s comes on top.
     """
     budget = (point("sampler").budget_us or 0.0) + model.max_requests * per_row
@@ -74,7 +74,7 @@ class GuardedSampler:
             bool(self._planned_values) and sampler.is_requested(self._planned_values)
         )
         self._fail = fail
-        self._requests_pay = fail is not None and item.options.get("on_error") == "request"
+        self._fails_request = fail is not None and item.options.get("on_error") == "request"
         self._ledger = ledger
         self._unowned = model.slots
         self._isolated: tuple[Rows, Rows] | None = None
@@ -83,7 +83,9 @@ class GuardedSampler:
         self._in_place = self._atomic and item.package == _OURS
         self._nan_flag = isolation.DeviceFlag(model.device) if model.device.type != "cpu" else None
         own = item.options.get("budget_us")
-        budget = float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, sampler.row_budget_us)
+        budget = (
+            float(own) if isinstance(own, int | float) and own > 0 else step_budget_us(model, sampler.row_budget_us)
+        )
         methods: dict[str, Callable[..., object]] = {}
         if isinstance(sampler, SamplingStrategy):
             methods["open"] = self._run_open
@@ -144,11 +146,14 @@ class GuardedSampler:
         try:
             found = read_keys(self.keys, extra)
         except ValueError as error:
-            # The front end answers such a request with a 400; this one came past it, through another vLLM's perhaps.
-            self._ledger.note_error(self.name, f"a request came past the front end and goes on without it: {error}")
+            # The front end answers such a request with a 400; this one bypassed it, perhaps by way of another vLLM.
+            self._ledger.note_error(
+                self.name, f"a request bypassed the front end's check and continues without this sampler: {error}"
+            )
             return False
         try:
-            requested = self.sampler.is_requested({**self._planned_values, **found}) if found else self._by_default
+            values = {**self._planned_values, **found}
+            requested = bool(self.sampler.is_requested(values)) if found else self._by_default
         except BaseException as error:
             if raised_by_signal(error):
                 raise
@@ -160,9 +165,9 @@ class GuardedSampler:
             # The front end refuses such requests once it hears of the failure; this one was on its way, or came from a
             # machine without a record of this process. A request that has begun goes on without the sampler.
             if found and not resumed and self._fail is not None:
-                self._fail(slot, f"{self.name}: was put aside after a failure, and the request asks for it")
+                self._fail(slot, f"{self.name}: was put aside after a failure, but the request asks for it")
             return False
-        params = params_of({**self._defaults, **self._planned_values, **found})
+        params = params_of({**self._defaults, **values})
         if "open" in self._guards and not self._guards["open"](slot, params):
             return False
         self.requests[slot] = params
@@ -180,13 +185,13 @@ class GuardedSampler:
             self._guards["step"](logits, rows)
 
     def threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor | None:
-        """Return the least logit that stays, for each row; None where the strategy is put aside."""
+        """Return the least logit that stays, for each row; None if the strategy is put aside."""
         if self._check_aside():
             return None
         return cast("torch.Tensor | None", self._guards["threshold"](stats, rows))
 
     def pick(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
-        """Return the tokens of these rows; None where vLLM is to pick them."""
+        """Return the tokens of these rows; None if vLLM is to pick them."""
         if self.aside:
             return None
         if logits.device.type != "cpu" and cast("Sampler", self.sampler).syncs_device:
@@ -225,7 +230,7 @@ class GuardedSampler:
         try:
             change(logits, rows)
         except BaseException as error:
-            self._raise_unless_requests_pay(error)
+            self._raise_unless_request_fails(error)
             for each in _split(rows):
                 try:
                     change(logits, each)
@@ -236,7 +241,7 @@ class GuardedSampler:
         """Run a step that leaves the logits as they were if it raises, and other rows whatever it does."""
         mine = rows.slots != self._unowned if rows.known is None else None
         own = self._copies.take(logits, rows.rows)
-        form = isolation.form_of(own)
+        form = isolation.logits_form(own)
         try:
             answer = cast("SamplingStrategy", self.sampler).step(own, self._own_view(rows))
             result = isolation.read_result(answer, own, form)
@@ -258,7 +263,7 @@ class GuardedSampler:
         try:
             return self._limits(stats, rows)
         except BaseException as error:
-            self._raise_unless_requests_pay(error)
+            self._raise_unless_request_fails(error)
             limits = stats.max.new_full(stats.max.shape, float("-inf"))
             numbers = {row: number for number, row in enumerate(rows.rows.tolist())}
             for each in _split(rows):
@@ -271,13 +276,13 @@ class GuardedSampler:
             return limits
 
     def _limits(self, stats: Statistics, rows: Rows) -> torch.Tensor:
-        """Return a limit for each row; raise a ValueError where the strategy's answer is none."""
+        """Return a limit for each row; raise a ValueError if the strategy's answer is not one."""
         # A copy for other packages: the mask and other truncations read the statistics after this strategy.
         own = stats if self._in_place else stats.clone()
         answer: object = cast("Truncation", self.sampler).threshold(own, self._own_view(rows))
         if not isinstance(answer, torch.Tensor) or answer.shape != stats.max.shape:
             gave = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
-            raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, and gave {gave}")
+            raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, but returned {gave}")
         limits = answer.to(stats.max)
         if not self._in_place:
             broken = limits.isnan() & stats.max.isfinite()
@@ -294,7 +299,7 @@ class GuardedSampler:
         try:
             return _token_ids(sampler.sample(logits[rows.rows], params), logits, len(params))
         except BaseException as error:
-            self._raise_unless_requests_pay(error)
+            self._raise_unless_request_fails(error)
             tokens = []
             for each, own in zip(_split(rows), params, strict=True):
                 try:
@@ -305,13 +310,13 @@ class GuardedSampler:
                     tokens.append(int(logits[each.rows].argmax().item()))
             return _token_ids(tokens, logits, len(params))
 
-    def _raise_unless_requests_pay(self, error: BaseException) -> None:
-        if not self._requests_pay or raised_by_signal(error):
+    def _raise_unless_request_fails(self, error: BaseException) -> None:
+        if not self._fails_request or raised_by_signal(error):
             raise error
 
     def _end_request(self, slot: int, error: BaseException) -> None:
-        """End the request that a method raised for; raise the error again where the sampler pays instead."""
-        self._raise_unless_requests_pay(error)
+        """End the request that a method raised for; raise the error again if the sampler pays instead."""
+        self._raise_unless_request_fails(error)
         assert self._fail is not None
         reason = reason_of(error)
         self._ledger.note_error(self.name, f"raised for one request, which ends with an error: {reason}")
@@ -321,14 +326,14 @@ class GuardedSampler:
 
 
 def _token_ids(answer: Sequence[int] | torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:
-    """Return a sampler's answer as token ids on the device; raise a ValueError where it is none."""
+    """Return a sampler's answer as token ids on the device; raise a ValueError if it is something else."""
     # One more than there should be shows that there are too many: an iterator may have no end.
     ids = answer if isinstance(answer, torch.Tensor) else torch.tensor([*islice(answer, number + 1)], dtype=torch.int64)
     if tuple(ids.shape) != (number,):
-        raise ValueError(f"sample must return {number} token ids, one for each row, and gave {tuple(ids.shape)}")
+        raise ValueError(f"sample must return {number} token ids, one for each row, but returned {tuple(ids.shape)}")
     vocabulary = logits.shape[1]
     if ids.device.type == "cpu" and number and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
-        raise ValueError(f"sample must return token ids from 0 to {vocabulary - 1}, and gave {ids.tolist()}")
+        raise ValueError(f"sample must return token ids from 0 to {vocabulary - 1}, but returned {ids.tolist()}")
     # To look at ids on the device would cost a wait; clamped, none of them reads past the model's embedding table.
     return ids.to(device=logits.device, dtype=torch.int64, non_blocking=True).clamp(0, vocabulary - 1)
 
@@ -342,6 +347,6 @@ def _split(rows: Rows) -> list[Rows]:
 
 
 def _refuse(broken: Sequence[bool], method: str) -> None:
-    """Raise a ValueError where a method has left NaN or +inf in any row."""
+    """Raise a ValueError if a method has left NaN or +inf in any row."""
     if any(broken):
         raise ValueError(f"{method} gave {isolation.NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")

@@ -87,9 +87,9 @@ class CopyBuffer:
 
 
 def keep_settings(name: str, call: Callable[..., object]) -> Callable[..., object]:
-    """Return a method of a sampler's that raises if it has changed a setting of torch's, which is put back first.
+    """Wrap a sampler's method so that it raises if it has changed one of torch's settings, which is restored first.
 
-    The whole process has them: with another default type or device, vLLM's next step fails, and with it the engine.
+    The whole process shares them: with another default type or device, vLLM's next step fails, and with it the engine.
     """
 
     def checked(*args: object) -> object:
@@ -105,7 +105,7 @@ def keep_settings(name: str, call: Callable[..., object]) -> Callable[..., objec
                 _restore(before)
             if changed and not ending:
                 # In place of what the call raised too: that is the lesser fault.
-                raise RuntimeError(f"{name} has changed torch's {', '.join(changed)}, which the whole process has")
+                raise RuntimeError(f"{name} has changed torch's {', '.join(changed)}, which the whole process shares")
 
     return checked
 
@@ -129,28 +129,28 @@ def _restore(settings: Mapping[str, Any]) -> None:
     torch.use_deterministic_algorithms(settings["deterministic algorithms"])
 
 
-Form = tuple["torch.Size", "torch.dtype", "torch.device"]
+LogitsForm = tuple["torch.Size", "torch.dtype", "torch.device"]
 
 
-def form_of(logits: torch.Tensor) -> Form:
+def logits_form(logits: torch.Tensor) -> LogitsForm:
     """Return shape, type and device of logits."""
     return logits.shape, logits.dtype, logits.device
 
 
-def read_result(answer: object, own: torch.Tensor, form: Form) -> torch.Tensor:
-    """Return the logits that a step made, in place or as its result, or raise where they do not fit.
+def read_result(answer: object, own: torch.Tensor, form: LogitsForm) -> torch.Tensor:
+    """Return the logits that a step made, in place or as its result, or raise if they do not fit.
 
     ``form`` is that of the logits the step was given, taken before it could resize them.
     """
     if answer is not None and not isinstance(answer, torch.Tensor):
         gave = type(answer).__name__
-        raise TypeError(f"step must change its logits in place or return new ones, and returned {gave}")
+        raise TypeError(f"step must change its logits in place or return new ones, but returned {gave}")
     result = own if answer is None else answer
-    if form_of(result) != form:
-        raise ValueError(f"step was given logits of {_shown(form)} and left or returned {_shown(form_of(result))}")
+    if logits_form(result) != form:
+        raise ValueError(f"step was given logits of {_shown(form)} but left or returned {_shown(logits_form(result))}")
     last = result.storage_offset() + sum((n - 1) * step for n, step in zip(result.shape, result.stride(), strict=True))
     if result.untyped_storage().nbytes() < (last + 1) * result.element_size():
-        raise ValueError("step took the memory of its logits away")
+        raise ValueError("step freed the memory of its logits")
     return result
 
 
@@ -247,6 +247,6 @@ class DeviceFlag:
         return bool(self._host[0])
 
 
-def _shown(form: Form) -> str:
+def _shown(form: LogitsForm) -> str:
     shape, dtype, device = form
     return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"

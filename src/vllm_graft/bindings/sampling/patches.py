@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from vllm_graft.bindings.sampling import failures, requests
-from vllm_graft.bindings.sampling.arguments import QUALNAME, v2_takes_samplers
+from vllm_graft.bindings.sampling.engine_arguments import QUALNAME, v2_takes_samplers
 from vllm_graft.errors import PatchError
 from vllm_graft.patching import Engine, Patch, VLLMPatch, default_engine, wrap
-from vllm_graft.plan import carried_run
+from vllm_graft.plan import inherited_run
 
 _LOG: Final = logging.getLogger("vllm.graft")
 _WHY: Final = "vLLM's interfaces for logits processors do not reach there"
@@ -45,7 +45,7 @@ class AfterPenalties(VLLMPatch["vllm.v1.sample.sampler:Sampler"], name="graft.af
 
 
 class V1Picks(VLLMPatch["vllm.v1.sample.sampler:Sampler"], name="graft.v1-picks", why=_WHY):
-    """On the V1 runner, put a sampler's tokens in the place of vLLM's, and tell strategies which were picked."""
+    """On the V1 runner, put a sampler's tokens in place of vLLM's, and tell strategies which were picked."""
 
     @wrap
     def sample(self, call: Call, logits: Any, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ class V1Picks(VLLMPatch["vllm.v1.sample.sampler:Sampler"], name="graft.v1-picks"
 
 
 class V2Picks(VLLMPatch["vllm.v1.worker.gpu.sample.sampler:Sampler"], name="graft.v2-picks", why=_WHY):
-    """On the V2 runner, put a sampler's tokens in the place of vLLM's, and tell strategies which were picked."""
+    """On the V2 runner, put a sampler's tokens in place of vLLM's, and tell strategies which were picked."""
 
     @wrap
     def sample(self, call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -126,8 +126,8 @@ class CompletionBeams(
 
 
 def _without_ours(processors: Any) -> Any:
-    """Leave our processor out of a list of them, where the engine cannot have it; pass anything else."""
-    run = carried_run()
+    """Leave our processor out of a list of them, if the engine cannot have it; pass anything else."""
+    run = inherited_run()
     if run is None or not run.left_out or not isinstance(processors, list | tuple):
         return processors
     return type(processors)(each for each in processors if each != QUALNAME)
@@ -179,8 +179,8 @@ class EngineFailures(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="
 
 
 _NO_PICKS: Final = "a sampler's pick is forced through the logits, and no strategy is told which tokens were picked"
-_NO_KEYS: Final = "keys of samplers count in vllm_xargs only"
-_NO_BEAMS: Final = "keys of samplers have no effect on requests for beam search"
+_NO_KEYS: Final = "samplers' keys work in vllm_xargs only"
+_NO_BEAMS: Final = "samplers' keys have no effect on requests for beam search"
 _NO_BUILDER: Final = "an engine that cannot have samplers does not start"
 _NO_FAILURES: Final = "a request whose sampler raised goes on without it"
 

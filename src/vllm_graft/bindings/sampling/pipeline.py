@@ -38,7 +38,7 @@ class SamplerPipeline:
     def enter(self, slot: int, sampling: Any, generated: Callable[[], Sequence[int]], *, resumed: bool = False) -> bool:
         """Take in a request with vLLM's sampling parameters; return whether it is any sampler's.
 
-        ``generated`` returns its tokens so far; ``resumed`` is true where it was preempted and comes back.
+        ``generated`` returns its tokens so far; ``resumed`` is true if it was preempted and comes back.
         """
         # Counted for requests of no sampler too: tensor-parallel ranks must give equal numbers to equal requests.
         self._entered += 1
@@ -56,7 +56,7 @@ class SamplerPipeline:
             )
 
         extra: Mapping[str, object] = getattr(sampling, "extra_args", None) or {}
-        # Every sampler must see the request: the slot's former one leaves it thereby.
+        # Every sampler must see the request: it then forgets the slot's former one.
         taken = [each.enter(slot, extra, params_of, resumed=resumed) for each in self.samplers]
         if any(taken):
             own = sampling.seed
@@ -93,7 +93,7 @@ class SamplerPipeline:
         """Let every sampler work on the step's logits.
 
         layout: the slot of each row; with ``slots`` those that have any row
-        slots:  the slot of each row on the device, where drafts are verified and only the device knows
+        slots:  the slot of each row on the device, if drafts are verified and only the device knows
         """
         if slots is not None:
             self._rows.clear()
@@ -139,7 +139,7 @@ class SamplerPipeline:
         self._listening.clear()
 
     def _known_rows(self, each: GuardedSampler, step: Step, logits: torch.Tensor) -> Rows | None:
-        """Return the rows of a sampler's requests, kept until the batch changes; None where it has none."""
+        """Return the rows of a sampler's requests, kept until the batch changes; None if it has none."""
         if each.name not in self._rows:
             known = [(row, slot) for row, slot in enumerate(self._layout) if slot is not None and slot in each.requests]
             rows, slots = ([pair[side] for pair in known] for side in (0, 1))
@@ -150,7 +150,7 @@ class SamplerPipeline:
     def _draft_rows(
         self, each: GuardedSampler, step: Step, present: Sequence[int | None], slots: torch.Tensor
     ) -> Rows | None:
-        """Return all rows, those of other requests under a slot that no request has; None where all are others'."""
+        """Return all rows, those of other requests under a slot that no request has; None if all are others'."""
         if not any(slot in each.requests for slot in present):
             return None
         every = torch.arange(slots.shape[0], device=slots.device)

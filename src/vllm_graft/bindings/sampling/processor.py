@@ -15,15 +15,16 @@ import torch
 
 from vllm_graft.bindings.instantiate import failure_reason, instantiate, warn_if_slow
 from vllm_graft.bindings.sampling import failures, requests
-from vllm_graft.bindings.sampling.arguments import v2_takes_samplers
+from vllm_graft.bindings.sampling.engine_arguments import v2_takes_samplers
 from vllm_graft.bindings.sampling.guarded import GuardedSampler
 from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
 from vllm_graft.contracts import ServedModel
 from vllm_graft.contracts.sampling import OptInSampler
+from vllm_graft.contracts.validation import find_window_mistake
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import current
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
-from vllm_graft.plan import carried_plan
+from vllm_graft.plan import inherited_plan
 
 _LOG: Final = logging.getLogger("vllm.graft")
 _NOTABLE_BYTES: Final = 16 * 2**20
@@ -47,7 +48,7 @@ class Processor:
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Refuse a request in the front end; vLLM makes a 400 of a ValueError."""
+        """Refuse a request in the front end; vLLM turns a ValueError into a 400."""
         requests.check(sampling_params)
 
     def after(self, sampled: torch.Tensor) -> None:
@@ -75,7 +76,7 @@ class Processor:
 
 def build_pipeline(model: ServedModel, seed: int, fail: Any) -> SamplerPipeline:
     """Instantiate the planned samplers of this worker and set them up for the model."""
-    plan, ledger = carried_plan(), current()
+    plan, ledger = inherited_plan(), current()
     provided = {"tokenizer": lambda: model.tokenizer, "model": lambda: model}
     made = []
     for item in plan.of("sampler") if plan is not None else ():
@@ -90,12 +91,14 @@ def build_pipeline(model: ServedModel, seed: int, fail: Any) -> SamplerPipeline:
 
 def _set_up(guarded: GuardedSampler, model: ServedModel) -> bool:
     """Set a sampler up; one that raises is refused, and with a strict plan so is the start."""
-    plan, ledger = carried_plan(), current()
+    plan, ledger = inherited_plan(), current()
     on_gpu = model.device.type == "cuda"
     before = torch.cuda.memory_allocated(model.device) if on_gpu else 0
     try:
         with warn_if_slow(f"setup of the sampler {guarded.name!r} runs"):
             guarded.sampler.setup(model)
+        if mistake := find_window_mistake(guarded.sampler.window):
+            raise ValueError(f"it {mistake.what}")
     except BaseException as error:
         reason = failure_reason(error)
         ledger.set_item("sampler", guarded.name, "refused", reason)
@@ -105,7 +108,7 @@ def _set_up(guarded: GuardedSampler, model: ServedModel) -> bool:
         raise StartError(
             f"the sampler {guarded.name!r} cannot be set up for {model.name}: {reason}",
             where="worker",
-            fix="fix the sampler or its options, or take it out of the plan",
+            fix="fix the sampler or its options, or remove it from the plan",
         ) from error
     taken = torch.cuda.memory_allocated(model.device) - before if on_gpu else 0
     if taken >= _NOTABLE_BYTES:

@@ -60,7 +60,7 @@ class BatchTracker:
         slot = self._slots[index] = self._free.pop()
         # A request whose prompt is given as embeddings has no prompt tokens.
         self._tokens[slot] = Tokens(prompt if prompt is not None else (), output)
-        # The list itself: vLLM appends each token to it, so nothing has to be told again.
+        # The list itself: vLLM appends each token to it, so nothing has to be passed again.
         generated = ReadOnlyTokens(output)
         self._pipeline.enter(slot, params, lambda: generated, resumed=bool(output))
         if self._mirror is not None:

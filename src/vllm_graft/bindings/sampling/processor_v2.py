@@ -1,7 +1,7 @@
 """The V2 model runner's processor, from vLLM 0.31 on: requests under a slot that stays.
 
 V2 says nothing when a request leaves: its slot is opened again, or has no row any more. Tokens are on the device, and
-so is the knowledge whose each row is where drafts are verified.
+so is, if drafts are verified, the request that each row belongs to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Request keys in the front end: which sampler each is for, and a clear refusal of what no sampler takes.
 
 A ValueError here becomes a 400. Keys count in ``vllm_xargs`` and at the top level of a request's body, where vLLM
-drops names that it does not know without a word: keys of ours, and names that could be one misspelt, are lifted from
+silently drops names that it does not know: keys of ours, and names that could be one misspelt, are lifted from
 there. A request is read and checked once, before anything of it is streamed, however many prompts it has.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import inspect
 import os
 import time
 import weakref
@@ -20,21 +19,25 @@ from http import HTTPStatus
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from vllm_graft.bindings.attention.requests import policy_keys
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy, Truncation
+from vllm_graft.contracts.item import summary_of
 from vllm_graft.contracts.request_keys import KeyValue, find_unsendable, is_similar, read_keys, refuse_unsendable
 from vllm_graft.contracts.sampling import OptInSampler, read_defaults
 from vllm_graft.contracts.validation import RESERVED
-from vllm_graft.errors import describe
+from vllm_graft.errors import describe_error
 from vllm_graft.ledger import current
 from vllm_graft.ledger.guard import raised_by_signal
 from vllm_graft.ledger.quarantine import QuarantineReader
-from vllm_graft.plan import Plan, Run, carried_plan, carried_run
-from vllm_graft.plan.carry import PLAN_VARIABLE, RUN_VARIABLE
+from vllm_graft.plan import Plan, Run, inherited_plan, inherited_run
 from vllm_graft.plan.catalogue import SHIPPED, load
+from vllm_graft.plan.export import PLAN_VARIABLE, RUN_VARIABLE
 from vllm_graft.plan.plan import UnknownKeys
+from vllm_graft.text import printable
+
+T = TypeVar("T")
 
 _COMPARED: Final = 100
 """The most unknown names of one request that are compared with our keys."""
@@ -43,14 +46,14 @@ _REMEMBERED: Final = 4096
 _LONGEST_COMPLAINT: Final = 1000
 """The most characters of an author's own complaint about a request's keys that are sent."""
 _SLOW_CHECK_S: Final = 0.1
-"""The seconds from which on a check of an author's is worth an error: it runs on the event loop of an API server."""
+"""A plugin's check slower than this is logged as an error: it runs on the API server's event loop."""
 _slow: Final[set[str]] = set()
-"""The samplers of which that was told; once, since it may be so with every request."""
+"""Samplers already reported as slow; each is reported once."""
 _CONTRACTS: Final = (Sampler, Truncation, SamplingStrategy)
-_OF_OTHERS: Final = frozenset({"ngram_size", "window_size", "whitelist_token_ids"})
+_FOREIGN_KEYS: Final = frozenset({"ngram_size", "window_size", "whitelist_token_ids"})
 """Keys of vLLM's own processor for OCR models (``NGramPerReqLogitsProcessor``), which ours accepts as aliases."""
-_HOME: Final = "vllm_graft.plugins.samplers."
-_GROUP: Final = "vllm.logits_processors"
+_SHIPPED_MODULES: Final = "vllm_graft.plugins.samplers."
+_PROCESSOR_GROUP: Final = "vllm.logits_processors"
 _CHECKED: Final = "graft_checked"
 """The attribute that marks sampling parameters as checked with the request they were made of."""
 
@@ -63,7 +66,7 @@ class PutAsideError(ValueError):
 class SamplerInfo:
     """One sampler as requests see it: planned, or shipped and not planned.
 
-    refused:  why no request may ask for it; empty where one may
+    refused:  why no request may ask for it; empty if one may
     planned:  whether it is loaded, so that a name like one of its keys may be a misspelling
     defaults: values that the plan gives to requests without these keys
     always:   whether the plan gives it every request
@@ -79,7 +82,7 @@ class SamplerInfo:
     always: bool = False
 
     def read(self, extra: Mapping[str, object]) -> dict[str, KeyValue]:
-        """Return the keys of this sampler that a request carries; raise a ValueError where one cannot be used."""
+        """Return the keys of this sampler that a request carries; raise a ValueError if one cannot be used."""
         found = read_keys(self.keys, extra)
         if not found:
             return found
@@ -98,12 +101,16 @@ class SamplerInfo:
 
     def is_requested(self, found: Mapping[str, KeyValue]) -> bool:
         """Return whether a request that carries these keys asks for this sampler."""
-        return bool(found) and bool(self._call(self.kind.is_requested, found))
 
-    def _call(self, method: Callable[[Mapping[str, KeyValue]], object], found: Mapping[str, KeyValue]) -> object:
+        def is_requested(params: Mapping[str, KeyValue]) -> bool:
+            return bool(self.kind.is_requested(params))
+
+        return bool(found) and self._call(is_requested, found)
+
+    def _call(self, method: Callable[[Mapping[str, KeyValue]], T], found: Mapping[str, KeyValue]) -> T:
         """Call a method of the author's class with a request's keys; raise a ValueError whatever it raises.
 
-        Of another exception vLLM would make a 500, and ``SystemExit`` would end the API server.
+        vLLM would turn any other exception into a 500, and ``SystemExit`` would end the API server.
         """
         started = time.perf_counter()
         try:
@@ -111,19 +118,19 @@ class SamplerInfo:
         except BaseException as error:
             if raised_by_signal(error):
                 raise
-            said = describe(error)
+            said = describe_error(error)
             if isinstance(error, ValueError):
                 said = said.removeprefix(f"{type(error).__name__}: ")
             else:
                 said = f"{', '.join(found)}: {said}"
-            # The message is sent, so it must be short and have no half of a surrogate pair.
-            raise ValueError(said[:_LONGEST_COMPLAINT].encode("utf-8", "backslashreplace").decode()) from error
+            # The message is sent, so it must be short and without unpaired surrogates.
+            raise ValueError(printable(said)[:_LONGEST_COMPLAINT]) from error
         finally:
             took = time.perf_counter() - started
             if took > _SLOW_CHECK_S and self.name not in _slow:
                 _slow.add(self.name)
                 name = getattr(method, "__name__", "its check")
-                current().note_error(self.name, f"{name} took {took:.1f} s, in which this API server answered nobody")
+                current().note_error(self.name, f"{name} took {took:.1f} s, blocking this API server's event loop")
 
     def names_in(self, extra: Mapping[str, object]) -> list[str]:
         """Return the names of this sampler's keys that a request carries, as the client spelt them."""
@@ -131,13 +138,12 @@ class SamplerInfo:
 
     def as_dict(self) -> dict[str, object]:
         """Return the sampler with stable lower-case keys, for ``GET /graft/samplers``."""
-        doc = inspect.cleandoc(self.kind.__doc__ or "").split("\n\n")
         return {
             "name": self.name,
             "package": self.package,
             "contract": next(each.__name__ for each in _CONTRACTS if issubclass(self.kind, each)),
             "stage": getattr(self.kind, "stage", "select"),
-            "about": " ".join(doc[0].split()),
+            "about": summary_of(self.kind),
             "refused": self.refused,
             "defaults": dict(self.defaults),
             "every_request": self.by_default,
@@ -150,7 +156,7 @@ class SamplerKeys:
 
     unknown:     what becomes of a name that is not a key, see ``Plan``
     others:      names that belong to something else and pass
-    mentions:    tells whether a logits processor of the user's own mentions a name, which is then its key
+    mentions:    tells whether one of the user's own logits processors mentions a name, which is then its key
     put_aside:   returns the samplers that have failed since the start, each with the reason
     """
 
@@ -208,7 +214,7 @@ class SamplerKeys:
             raise ValueError(f"{', '.join(keys)}: the sampler {first.name!r} cannot be used: {unusable}")
 
     def complaint(self, name: str) -> str:
-        """Return what is wrong with a name that is not a key of ours; empty where it passes."""
+        """Return what is wrong with a name that is not one of our keys; empty if it passes."""
         if self._unknown == "pass":
             return ""
         if len(name) > self._longest:
@@ -216,17 +222,17 @@ class SamplerKeys:
             return self._complain(name) if self._unknown == "refuse" else ""
         return self._cached_complaint(name)
 
-    def lift(self, top_level: Mapping[str, object]) -> dict[str, object]:
+    def pick_top_level(self, top_level: Mapping[str, object]) -> dict[str, object]:
         """Return the top-level keys that are ours, or were probably meant to be.
 
-        Clients send keys that they do not use as null, and those of other servers as an empty list or text.
+        Clients send keys that they do not use as null, and those of other servers as an empty list or string.
         """
         ours = {name: value for name, value in top_level.items() if name in self.names and value is not None}
         meant = (name for name in self._unknown_names(top_level) if top_level[name] not in (None, [], ""))
         return ours | {name: top_level[name] for name in meant if self.complaint(name)}
 
     def _unknown_names(self, names: Iterable[object]) -> Iterator[str]:
-        """List the names that are not keys of ours, up to a limit."""
+        """List the names that are not our keys, up to a limit."""
         found = (name for name in names if isinstance(name, str) and name not in self.names)
         return islice(found, _COMPARED)
 
@@ -252,14 +258,14 @@ def sampler_keys() -> SamplerKeys:
 
 @functools.lru_cache(maxsize=2)
 def _sampler_keys(plan_text: str, run_text: str) -> SamplerKeys:
-    plan, run = carried_plan(), carried_run()
+    plan, run = inherited_plan(), inherited_run()
     if plan is None or not plan.of("sampler"):
         return SamplerKeys(())
     return SamplerKeys(
         list_samplers(plan, run),
         unknown=plan.unknown_keys,
         others=(*plan.other_keys, *policy_keys(plan)),
-        mentions=Mentions(run.processors if run is not None else ()),
+        mentions=ProcessorSources(run.processors if run is not None else ()),
         put_aside=QuarantineReader(current()).reasons,
     )
 
@@ -276,11 +282,11 @@ def list_samplers(plan: Plan, run: Run | None) -> list[SamplerInfo]:
         found.append(SamplerInfo(item.name, item.package, kind, keys, refused, defaults=defaults, always=always))
     loaded = ", ".join(each.name for each in found)
     for name, target in SHIPPED.items():
-        if target.startswith(_HOME) and all(each.name != name for each in found):
+        if target.startswith(_SHIPPED_MODULES) and all(each.name != name for each in found):
             kind = _load(target, name, "vllm-graft")
             refused = f"this server does not load it (it has: {loaded}); add it to `samplers` in graft.toml"
             keys = tuple(
-                replace(key, aliases=tuple(alias for alias in key.aliases if alias not in _OF_OTHERS))
+                replace(key, aliases=tuple(alias for alias in key.aliases if alias not in _FOREIGN_KEYS))
                 for key in kind.request_keys()
             )
             found.append(SamplerInfo(name, "vllm-graft", kind, keys, refused, planned=False))
@@ -294,17 +300,17 @@ def _load(target: str, name: str, package: str) -> type[OptInSampler]:
 
 
 def _refusal_with_drafts(kind: type[OptInSampler], run: Run | None) -> str:
-    """Return why a sampler cannot be used where drafts are verified; empty where it can."""
+    """Return why a sampler cannot be used if drafts are verified; empty if it can."""
     if run is None or not run.speculative:
         return ""
     if issubclass(kind, Sampler):
-        return "it picks tokens one at a time, and this server verifies several (speculative decoding)"
+        return "it picks tokens one at a time, but this server verifies several (speculative decoding)"
     if issubclass(kind, SamplingStrategy) and kind.sampled is not SamplingStrategy.sampled:
-        return "it must be told each token that is picked, and this server verifies several (speculative decoding)"
+        return "it must be told each token that is picked, but this server verifies several (speculative decoding)"
     return ""
 
 
-class Mentions:
+class ProcessorSources:
     """Tells whether the source of a logits processor that is not ours has a name as a string: probably its key.
 
     processors: those of the engine's arguments, as ``module:Class``; those under vLLM's entry points are added
@@ -317,10 +323,10 @@ class Mentions:
     def __call__(self, name: str) -> bool:
         """Return whether one of them mentions the name; the files are read at the first call."""
         if self._text is None:
-            targets = [*self._processors, *(entry.value for entry in metadata.entry_points(group=_GROUP))]
+            targets = [*self._processors, *(entry.value for entry in metadata.entry_points(group=_PROCESSOR_GROUP))]
             sources = []
             for module in dict.fromkeys(target.partition(":")[0].strip() for target in targets):
-                # Passed over: what is compiled, or no module.
+                # Skipped: what is compiled, or not a module.
                 with contextlib.suppress(ImportError, ValueError, OSError):
                     spec = importlib.util.find_spec(module)
                     if spec is not None and spec.origin:
@@ -337,10 +343,10 @@ def check(params: Any) -> None:
 
 
 def prepare(request: Any, params: Any) -> None:
-    """Add a request's top-level keys of ours to its parameters, and check all keys before anything is answered.
+    """Add our keys at the top level of a request to its parameters, and check all keys before anything is answered.
 
     vLLM makes parameters for each prompt of a request, which differ in ``max_tokens`` at most: the first are checked.
-    A key in ``vllm_xargs`` counts more than one at the top level.
+    A key in ``vllm_xargs`` takes precedence over one at the top level.
     """
     extra: dict[str, object] = getattr(params, "extra_args", None) or {}
     found = _FOUND.get(id(request))
@@ -348,7 +354,7 @@ def prepare(request: Any, params: Any) -> None:
         found = {}
         if request.model_extra or extra:
             known = sampler_keys()
-            found = known.lift(request.model_extra or {})
+            found = known.pick_top_level(request.model_extra or {})
             known.check({**found, **extra})
         refuse_unsendable_texts(request)
         _refuse_unsendable_fields(params)
@@ -369,17 +375,17 @@ def _refuse_unsendable_fields(params: Any) -> None:
     for name in getattr(params, "__struct_fields__", ()):
         # The check of keys has covered the extra arguments.
         if name != "extra_args" and (reason := find_unsendable(getattr(params, name))):
-            raise ValueError(f"{name} {reason}, and cannot be sent to the engine")
+            raise ValueError(f"{name} {reason}, so it cannot be sent to the engine")
 
 
 _PROMPTS: Final = frozenset({"messages", "prompt", "input"})
-"""The fields of a request whose text only the tokenizer sees: it takes half a surrogate pair, or vLLM answers a 400."""
+"""The fields that only the tokenizer reads: it accepts an unpaired surrogate, or vLLM answers with a 400."""
 
 
 def refuse_unsendable_texts(request: Any) -> None:
-    """Refuse half of a surrogate pair in a field of a request.
+    """Refuse an unpaired surrogate in a field of a request.
 
-    vLLM 0.32 answers such a ``request_id`` with a 500, and ends the connection where it repeats such a text, as the
+    vLLM 0.32 answers such a ``request_id`` with a 500, and ends the connection if it repeats such a string, as the
     stream of a response does with ``user``, ``metadata`` and ``tools``.
     """
     from pydantic_core import PydanticSerializationError, to_json
@@ -394,7 +400,7 @@ def refuse_unsendable_texts(request: Any) -> None:
             if reason := find_unsendable(value, texts_only=True):
                 # An unknown field may have such a name too, and this message is sent.
                 said = name if name.isascii() else ascii(name)
-                raise ValueError(f"{said} {reason}, and cannot be sent") from None
+                raise ValueError(f"{said} {reason}, so it cannot be sent") from None
 
 
 def check_early(client: Any) -> None:
@@ -412,7 +418,7 @@ def check_early(client: Any) -> None:
             _refuse_unsendable_fields(params)
             named = kwargs.get("request_id", args[2] if len(args) > 2 else None)
             if reason := find_unsendable(named):
-                raise ValueError(f"request_id {reason}, and cannot be sent to the engine")
+                raise ValueError(f"request_id {reason}, so it cannot be sent to the engine")
         return generate(*args, **kwargs)
 
     # On the instance: other engine clients of this process keep vLLM's own method.
@@ -430,7 +436,7 @@ def with_status(call: Callable[..., None], *args: Any) -> None:
 
             answer = GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE)
         except ImportError:
-            # Older releases have no error of their own for it; their /v1/messages makes a 500 of this one.
+            # Older releases have no error of their own for it; their /v1/messages turns this one into a 500.
             from fastapi import HTTPException
 
             answer = HTTPException(503, str(error))
@@ -438,10 +444,10 @@ def with_status(call: Callable[..., None], *args: Any) -> None:
 
 
 def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:
-    """Refuse a request for beam search that asks for a sampler: vLLM drops all of its keys without a word."""
+    """Refuse a request for beam search that asks for a sampler: vLLM silently drops all of its keys."""
     if top_level or xargs:
         known = sampler_keys()
-        extra = {**known.lift(top_level or {}), **(xargs or {})}
+        extra = {**known.pick_top_level(top_level or {}), **(xargs or {})}
         known.check(extra, "beam search picks the tokens (use_beam_search)")
 
 

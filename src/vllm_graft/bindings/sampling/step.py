@@ -130,7 +130,7 @@ class Ring:
         self._tokens[slots, positions % self.size] = tokens.to(self._tokens.dtype)
 
     def last(self, slots: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
-        """Return the tokens before each position, [slots, window], newest last, -1 where there is none."""
+        """Return the tokens before each position, [slots, window], newest last, -1 if there is none."""
         if has_triton(self._tokens):
             from vllm_graft.bindings.sampling.triton_kernels import last_by_triton
 
@@ -193,7 +193,7 @@ class DeviceHistory:
 
 
 class HistoryMirror(HostHistory):
-    """The V1 runner's tokens where the logits are on a device: new tokens of vLLM's lists are sent to a ring there."""
+    """The V1 runner's tokens if the logits are on a device: new tokens of vLLM's lists are sent to a ring there."""
 
     on_host = False
 

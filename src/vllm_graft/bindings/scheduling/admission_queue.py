@@ -15,6 +15,7 @@ from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, Wai
 from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
+from vllm_graft.text import encodable
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -62,7 +63,7 @@ class AdmissionQueueAdapter:
     def add_request(self, request: Request) -> None:
         """Queue a request that arrived, or the next turn of a streaming session."""
         name = request.request_id
-        self._clock.move()
+        self._clock.tick()
         self._flush_served(name)
         waiting, before = WaitingRequest(**request_fields(request, self._clock)), self._popped.pop(name, None)
         if before is not None:
@@ -82,7 +83,7 @@ class AdmissionQueueAdapter:
 
     def peek_request(self) -> Request:
         """Return the request that goes next."""
-        self._clock.move()
+        self._clock.tick()
         self._set_free_slots(self._running())
         return self._waiting[self._peek()][0]
 
@@ -105,7 +106,7 @@ class AdmissionQueueAdapter:
 
     def prepend_request(self, request: Request) -> None:
         """Put back a request that vLLM preempted or could not take."""
-        self._clock.move()
+        self._clock.tick()
         self._flush_served(request.request_id)
         waiting = self._popped.pop(request.request_id, None)
         self._step.put_back(request.request_id)
@@ -122,7 +123,7 @@ class AdmissionQueueAdapter:
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Remove several requests, some of which may not be here."""
-        self._clock.move()
+        self._clock.tick()
         for request in requests:
             name = request.request_id
             self.refused.pop(name, None)
@@ -142,7 +143,7 @@ class AdmissionQueueAdapter:
             waiting = self._popped.pop(name, None)
             if waiting is not None and self._author.implements("ended"):
                 self._author.call("ended", waiting)
-        self._step.end(self._clock.move(), len(self._waiting))
+        self._step.end(self._clock.tick(), len(self._waiting))
         self._statistics.end_step(self._clock.now, tokens, self.load())
         if self._author.implements("served"):
             self._author.call("served", self._statistics.tokens.next_batch())
@@ -158,7 +159,7 @@ class AdmissionQueueAdapter:
         return not self._author.implements("ready") or self._author.call("ready") is not False
 
     def __len__(self) -> int:
-        # Refused requests count until their clients were told: engine core steps only while requests wait or run.
+        # Refused requests count until their clients have the answer: engine core steps only while requests wait or run.
         return len(self._waiting) + len(self.refused)
 
     def __iter__(self) -> Iterator[Request]:
@@ -237,7 +238,7 @@ class GuardedQueue:
         return method in self._optional and not self.failed
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call the author's method, or keep the fallback up; return None once the author's queue has failed."""
+        """Call the author's method, or update the fallback queue; return None once the author's queue has failed."""
         if self.failed:
             if method == "remove":
                 self._fallback.discard(*args)
@@ -254,7 +255,7 @@ class GuardedQueue:
             name = _request_id(self.call("peek"))
             if not self.failed and name in self._waiting:
                 return name
-            self.fail(f"peek named {name!r}, which is not waiting")  # without effect where the call has failed
+            self.fail(f"peek returned {name!r}, which is not waiting")  # without effect if the call has failed
         return self._fallback.first().request_id
 
     def pop(self, name: str) -> None:
@@ -262,7 +263,7 @@ class GuardedQueue:
         if not self.failed:
             popped = _request_id(self.call("pop"))
             if not self.failed and popped != name:
-                self.fail(f"pop gave {popped!r} after peek had named {name!r}")
+                self.fail(f"pop returned {popped!r} after peek had returned {name!r}")
         if self.failed:
             self._fallback.discard(self._waiting[name][1])
 
@@ -282,7 +283,7 @@ class GuardedQueue:
         self.failed = reason
         for _, waiting in self._waiting.values():
             self._fallback.add(waiting.arrival, waiting)
-        self._ledger.put_aside(self._item.name, f"{reason}; waiting requests go in the order of their arrival")
+        self._ledger.put_aside(self._item.name, f"{reason}; waiting requests are served in order of arrival")
 
 
 class _StepAdmissions:
@@ -334,14 +335,15 @@ def _validate_refusal(answer: object) -> Refusal | None:
     if answer is None:
         return None
     if not isinstance(answer, Refusal):
-        raise TypeError(f"admit must return a Refusal or None, and returned {type(answer).__name__}")
-    # Made anew, so that attributes of a subclass raise here and not where the client is told.
-    return Refusal(answer.reason, answer.retry_after, answer.status)
+        raise TypeError(f"admit must return a Refusal or None, but returned {type(answer).__name__}")
+    # Made anew, so that attributes of a subclass raise here and not while the client is answered. The reason may repeat
+    # a client's words, and what cannot be sent would end the engine.
+    return Refusal(encodable(answer.reason), answer.retry_after, answer.status)
 
 
 def _validate_rank(answer: object) -> int:
     """Check what ``rank`` returned inside its guard, so that a bad answer puts the queue aside."""
     if not isinstance(answer, int):
-        raise TypeError(f"rank must return a whole number, and returned {type(answer).__name__}")
+        raise TypeError(f"rank must return a whole number, but returned {type(answer).__name__}")
     # A plain one: vLLM compares ranks outside of the guard, and a class of the author's own may raise there.
     return int(answer)

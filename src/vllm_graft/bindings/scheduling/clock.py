@@ -9,7 +9,7 @@ from typing import Final
 OLDEST_S: Final = 60.0
 """The greatest age of a request when it is first seen; an older time stamp comes from a host whose clock is off."""
 
-WINDOW_S: Final = 10.0
+RATE_WINDOW_S: Final = 10.0
 """The seconds of waiting over which the rate is measured."""
 
 KNOWN_S: Final = 1.0
@@ -30,7 +30,7 @@ _PARTS: Final = 20
 
 
 class SteadyClock:
-    """Seconds since the epoch that never go back, even if the machine's date is set; frozen between two ``move``."""
+    """Seconds since the epoch that never go back, even if the machine's date is set; frozen between two ``tick``."""
 
     def __init__(self) -> None:
         self._offset = _date_offset()
@@ -38,15 +38,15 @@ class SteadyClock:
         self.now = time.time()
 
     def __call__(self) -> float:
-        """Return the time of the last ``move``."""
+        """Return the time of the last ``tick``."""
         return self.now
 
-    def move(self) -> float:
+    def tick(self) -> float:
         """Read the time; it stands still until the next call."""
         self.now = max(self.now, self._offset + time.monotonic())
         return self.now
 
-    def place(self, stamp: float) -> float:
+    def from_wall_time(self, stamp: float) -> float:
         """Convert a front end's time stamp to this clock: never in the future, at most ``OLDEST_S`` in the past."""
         # Front ends stamp requests with the machine's date, which may have been set since this clock was made. The
         # drift is kept until it is set again: measured for each stamp, its error would reorder stamps that are close.
@@ -73,8 +73,8 @@ class AdmissionRate:
     """Admissions per second while requests were left waiting: the capacity of the engine.
 
     An engine without a queue admits as fast as its clients send, which says nothing of its capacity. So time counts
-    only from a step that leaves requests waiting to one that leaves none, the last ``WINDOW_S`` of it. Measurements
-    are dropped after ``WINDOW_S`` without a queue: other requests may run by then.
+    only from a step that leaves requests waiting to one that leaves none, the last ``RATE_WINDOW_S`` of it.
+    Measurements are dropped after ``RATE_WINDOW_S`` without a queue: other requests may run by then.
     """
 
     def __init__(self) -> None:
@@ -92,14 +92,14 @@ class AdmissionRate:
         if self._before is not None:
             self._seconds += min(now - self._before, LONGEST_S)
             self._admitted += admitted
-            if self._seconds >= WINDOW_S / _PARTS:
+            if self._seconds >= RATE_WINDOW_S / _PARTS:
                 self._parts.append((self._seconds, self._admitted))
                 # Always _PARTS of them, so that an old burst leaves the window step by step.
                 self._parts.popleft()
                 # Summed here, once per part, because the rate is read in every step.
                 self._of_parts = (sum(part[0] for part in self._parts), sum(part[1] for part in self._parts))
                 self._seconds, self._admitted = 0.0, 0
-        if waiting > 0 and self._before is None and now - self._last > WINDOW_S:
+        if waiting > 0 and self._before is None and now - self._last > RATE_WINDOW_S:
             self._reset()
         self._before = now if waiting > 0 else None
         self._last = now if waiting > 0 else self._last

@@ -52,10 +52,10 @@ class PolicyRunner:
     def before_step(self, scheduler: Any) -> None:
         """Call the policy, and apply its schedule."""
         self._started_nothing = False
-        # A paused vLLM starts nothing: what were preempted now would stay out until the engine is resumed.
+        # A paused vLLM starts nothing: what was preempted now would stay out until the engine is resumed.
         if self.failed or scheduler.pause_state.name != "UNPAUSED":
             return
-        self._clock.move()
+        self._clock.tick()
         waiting = self._queue.waiting()
         running = {request.request_id: self._queue.view(request) for request in scheduler.running}
         if not waiting and not running:
@@ -68,11 +68,11 @@ class PolicyRunner:
             return
         try:
             starting, stopping = validate_schedule(answer, self._queue.requests, running)
-        except BaseException as error:  # a request of the author's own making may have anything for an id
+        except BaseException as error:  # a request that the author made may have anything as its id
             if raised_by_signal(error):
                 raise
             why = str(error) if isinstance(error, ValueError) else reason_of(error)
-            self._fail(f"the answer of schedule cannot be followed: {why}")
+            self._fail(f"schedule() returned an invalid schedule: {why}")
             return
         self._started_nothing = not starting
         _preempt(scheduler, {view.request_id for view in stopping})
@@ -103,7 +103,7 @@ class PolicyRunner:
             return
         self.failed = reason
         self._queue.offer_all()
-        self._ledger.put_aside(self._item.name, f"{reason}; waiting requests go in the order of their arrival")
+        self._ledger.put_aside(self._item.name, f"{reason}; waiting requests are served in order of arrival")
 
 
 class LiveRequestView(RequestView):
@@ -145,7 +145,7 @@ class PolicyQueue:
 
     def __init__(self, clock: SteadyClock) -> None:
         self.requests: dict[str, LiveRequestView] = {}
-        self.refused: dict[str, tuple[Request, Refusal]] = {}  # always empty; the scheduler reads it of any queue
+        self.refused: dict[str, tuple[Request, Refusal]] = {}  # always empty; the scheduler reads it from any queue
         self._clock = clock
         self._views: dict[str, LiveRequestView] = {}
         self._offered: deque[LiveRequestView] = deque()
@@ -179,7 +179,7 @@ class PolicyQueue:
 
     def add_request(self, request: Request) -> None:
         """Queue a request that arrived, or the next turn of a streaming session."""
-        self._clock.move()
+        self._clock.tick()
         # A session's next turn has another prompt, so its view is made anew.
         self._views.pop(request.request_id, None)
         self._enqueue(self.view(request))
@@ -267,15 +267,15 @@ def validate_schedule(
     if isinstance(answer, Schedule):
         prefill, decode, preempt = answer.prefill, answer.decode, answer.preempt
     elif not isinstance(answer, dict):
-        raise ValueError(f"it is {type(answer).__name__}, and must be a Schedule or a dictionary with {list(KEYS)}")
+        raise ValueError(f"it must be a Schedule or a dictionary with {list(KEYS)}, but is {type(answer).__name__}")
     elif set(answer) != set(KEYS):
-        raise ValueError(f"its keys are {[str(key) for key in answer]}, and must be {list(KEYS)}")
+        raise ValueError(f"its keys must be {list(KEYS)}, but are {[str(key) for key in answer]}")
     elif answer[KEYS[1]] is None:
         raise ValueError(f"{KEYS[1]} is None")
     else:
         prefill, decode, preempt = (answer[key] for key in KEYS)
     starting = _views("prefill", prefill, waiting, running, "is running")
-    stopping = _views("preempt", preempt, running, waiting, "is waiting, and has nothing to give back")
+    stopping = _views("preempt", preempt, running, waiting, "is waiting, so it has nothing to give back")
     if decode is not None:
         going = set(map(_NAME, _views("decode", decode, running, waiting, "is waiting")))
         gone = set(map(_NAME, stopping))
@@ -283,18 +283,18 @@ def validate_schedule(
             raise ValueError(f"{next(iter(both))!r} is in decode and in preempt")
         if len(going) + len(gone) < len(running):
             left = next(name for name in running if name not in going and name not in gone)
-            raise ValueError(f"{left!r} runs, and is neither in decode nor in preempt")
+            raise ValueError(f"{left!r} is running, but is in neither decode nor preempt")
     return starting, stopping
 
 
 def _views(part: str, listed: object, known: Mapping[str, _V], others: Mapping[str, _V], elsewhere: str) -> list[_V]:
     """Return the requests of one list; compared as a whole, because a step may name thousands."""
     if not isinstance(listed, list | tuple | set | frozenset | deque):
-        raise ValueError(f"{part} is {type(listed).__name__}, and must be a list of requests")
+        raise ValueError(f"{part} must be a list of requests, but is {type(listed).__name__}")
     views = list(listed)
     strange = next((kind for kind in set(map(type, views)) if not issubclass(kind, RequestView)), None)
     if strange is not None:
-        raise ValueError(f"{part} holds {strange.__name__}, which is none of the requests that it was given")
+        raise ValueError(f"{part} holds {strange.__name__}, which is not one of the requests that it was given")
     names = list(map(_NAME, views))
     if len(set(names)) < len(names):
         double = next(name for name, number in Counter(names).items() if number > 1)
@@ -303,7 +303,7 @@ def _views(part: str, listed: object, known: Mapping[str, _V], others: Mapping[s
     # By identity: a class of the policy's own may compare equal to anything.
     if not all(map(is_, mine, views)):
         at = next(number for number, view in enumerate(views) if mine[number] is not view)
-        fault = elsewhere if others.get(names[at]) is views[at] else "is none of the requests that it was given"
+        fault = elsewhere if others.get(names[at]) is views[at] else "is not one of the requests that it was given"
         raise ValueError(f"{part} names {names[at]!r}, which {fault}")
     return views
 

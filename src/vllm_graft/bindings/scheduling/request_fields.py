@@ -20,7 +20,7 @@ def request_fields(request: Request, clock: SteadyClock) -> dict[str, Any]:
         # From the body, or from the header X-Vllm-Priority since 0.28. vLLM carries it under FCFS too.
         "priority": request.priority,
         # Stamped by the API server with time.time(), on another host perhaps, whose clock may be off.
-        "arrival": clock.place(request.arrival_time),
+        "arrival": clock.from_wall_time(request.arrival_time),
         "prompt_tokens": request.num_prompt_tokens,
         "max_tokens": request.max_tokens,
         "extra": dict(sampling or pooling or {}),

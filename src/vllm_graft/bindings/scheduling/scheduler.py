@@ -25,7 +25,7 @@ from vllm_graft.bindings.scheduling.policy import PolicyQueue, PolicyRunner
 from vllm_graft.contracts import AdmissionQueue, Item, SchedulingPolicy
 from vllm_graft.errors import ConfigError, StartError
 from vllm_graft.ledger import current
-from vllm_graft.plan import Plan, carried_plan
+from vllm_graft.plan import Plan, inherited_plan
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -67,7 +67,7 @@ def planned_scheduler(chosen: type) -> type:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
     from vllm.v1.request import RequestStatus
 
-    # Every scheduler of vLLM's inherits from this one; named here, the audit of this package sees what is overridden.
+    # Every vLLM scheduler inherits from this one; named here, the audit of this package sees what is overridden.
     base = chosen if issubclass(chosen, Scheduler) else Scheduler
 
     # vLLM's RequestQueue is abstract, with the same ten methods from 0.26 to 0.32.
@@ -173,7 +173,7 @@ def _planned_queue(
     scheduler: Any, admission: type[AdmissionQueueAdapter], policy: type[PolicyQueue]
 ) -> tuple[AdmissionQueueAdapter | PolicyQueue | None, PolicyRunner | None]:
     """Instantiate the planned item; return the queue for vLLM, and for a policy what runs it."""
-    plan, ledger = carried_plan(), current()
+    plan, ledger = inherited_plan(), current()
     if plan is None or not plan.of("scheduler"):
         raise StartError(
             "the planned scheduler runs in a process without a plan",

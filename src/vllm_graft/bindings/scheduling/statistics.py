@@ -18,8 +18,8 @@ from vllm_graft.ledger.queue_statistics import (
     LABEL_BYTES,
     OTHERS,
     ROWS,
+    SHARE_WINDOW_S,
     VALUE_BYTES,
-    WINDOW_S,
     LabelStatistics,
     StatisticsWriter,
     truncate,
@@ -105,7 +105,7 @@ class StatisticsRow(LabelStatistics):
 
 
 class TokenWindow:
-    """The tokens of the last ``WINDOW_S`` seconds, in parts; ``recent`` of a row is the sum of its parts."""
+    """The tokens of the last ``SHARE_WINDOW_S`` seconds, in parts; ``recent`` of a row is the sum of its parts."""
 
     def __init__(self) -> None:
         self._parts: deque[dict[StatisticsRow, int]] = deque([{}])
@@ -123,7 +123,7 @@ class TokenWindow:
         """Drop the parts that are too old, and return the rows that changed by that."""
         if now < self._until:
             return ()
-        length = WINDOW_S / _WINDOW_PARTS
+        length = SHARE_WINDOW_S / _WINDOW_PARTS
         changed: dict[StatisticsRow, None] = {}
         for _ in range(min(_WINDOW_PARTS, 1 + int((now - self._until) // length))):
             self._parts.append({})
@@ -343,6 +343,6 @@ class _RowTable:
 def normalize_labels(labels: object) -> Labels:
     """Return an author's labels as they are counted; TypeError if they are not a mapping."""
     if not isinstance(labels, Mapping):
-        raise TypeError(f"labels() must return a mapping of names to values, and returned {type(labels).__name__}")
+        raise TypeError(f"labels() must return a mapping of names to values, but returned {type(labels).__name__}")
     found = ((truncate(str(label), LABEL_BYTES), truncate(str(value), VALUE_BYTES)) for label, value in labels.items())
     return tuple(label for label in found if label[0]) or UNLABELLED

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.environment import GROUPS, OURS, Environment, parse_version
+from vllm_graft.doctor.environment import GROUPS, Environment, parse_version
 from vllm_graft.findings import Finding, Level
+from vllm_graft.plan.catalogue import ITEM_GROUP
 
 CODE = "D003"
 TITLE = "Metadata that hides another copy of the package and its plugins"
@@ -20,7 +21,7 @@ def check(env: Environment) -> Iterator[Finding]:
         lost = []
         for entry in package.entries if package.hidden else ():
             instead = taken.get((entry.group, entry.name))
-            if entry.group in (*GROUPS, OURS) and instead != entry.value:
+            if entry.group in (*GROUPS, ITEM_GROUP) and instead != entry.value:
                 given = f", instead of which {instead} is taken" if instead is not None else ""
                 lost.append(f"{entry.name} of {entry.group} ({entry.value}{given})")
         if not lost:

@@ -21,6 +21,6 @@ def check(env: Environment) -> Iterator[Finding]:
         yield Finding(CODE, "warning", entry.subject, what, "VLLM_PLUGINS", fix)
     for entry in env.in_group("vllm.logits_processors"):
         if env.allowed is not None and entry.name not in env.allowed:
-            what = f"VLLM_PLUGINS does not list it, and vLLM loads it all the same: no list holds for {entry.group}"
-            fix = f"uninstall {entry.package} where it is not wanted"
+            what = f"VLLM_PLUGINS does not list it, but vLLM loads it anyway: the list does not apply to {entry.group}"
+            fix = f"uninstall {entry.package} if it is not wanted"
             yield Finding(CODE, "warning", entry.subject, what, entry.where, fix)

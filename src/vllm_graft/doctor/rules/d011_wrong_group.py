@@ -1,4 +1,4 @@
-"""D011: entry points in a group that looks like one of vLLM's, and is none."""
+"""D011: entry points in a group that looks like one of vLLM's but is not."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from vllm_graft.doctor.environment import GROUPS, OURS, Environment
+from vllm_graft.doctor.environment import GROUPS, Environment
 from vllm_graft.findings import Finding, Level
+from vllm_graft.plan.catalogue import ITEM_GROUP
 
 CODE = "D011"
 TITLE = "A group that is never read"
@@ -18,7 +19,7 @@ _CERTAIN = 0.95
 
 def check(env: Environment) -> Iterator[Finding]:
     """Find misspelt groups: vLLM does not look for their plugins, and no tool calls it an error."""
-    known = (*GROUPS, OURS)
+    known = (*GROUPS, ITEM_GROUP)
     for group in dict.fromkeys(entry.group for entry in env.entries if entry.group not in known):
         meant = _meant(group, env)
         if meant is None:
@@ -30,7 +31,7 @@ def check(env: Environment) -> Iterator[Finding]:
             continue
         packages = ", ".join(sorted({entry.package for entry in entries}))
         names = ", ".join(entry.name for entry in entries)
-        reader = "vllm-graft" if meant == OURS else "vLLM"
+        reader = "vllm-graft" if meant == ITEM_GROUP else "vLLM"
         hint = f" (did you mean {meant!r}?)" if meant else f" (there is: {', '.join(GROUPS)})"
         what = f"{reader} reads no such group, so this is never loaded: {names}{hint}"
         fix = f"correct the group in the metadata of {packages} and install it again"
@@ -43,7 +44,7 @@ def _meant(group: str, env: Environment) -> str | None:
     owner = group.partition(".")[0]
     plain = _plain(group)
     if _plain(owner) == "vllm_graft" or plain.startswith("vllm_graft"):
-        return OURS if _nearest(plain, (OURS,)) else None
+        return ITEM_GROUP if _nearest(plain, (ITEM_GROUP,)) else None
     # A group under another package's own name, as ``vllm_omni.plugins``, is that package's.
     if owner.lower() != "vllm" and any(package.name == _plain(owner).replace("_", "-") for package in env.packages):
         return None

@@ -20,27 +20,27 @@ _CLASSES: Final = {
     "vllm.stat_logger_plugins": "the server stops at its start with a TypeError",
     "vllm.logits_processors": "the engine stops at its start, or fails with the first request",
 }
-"""Groups that need a class, and what comes of another thing."""
+"""Groups that need a class, and the consequence of anything else."""
 
 _CALLED: Final = {
     "vllm.general_plugins": "every vLLM process, the command line included, stops with what the call raises",
-    "vllm.platform_plugins": "vLLM passes over it, with one line at DEBUG at most, and takes another platform",
+    "vllm.platform_plugins": "vLLM skips it, with one line at DEBUG at most, and takes another platform",
     "vllm.io_processor_plugins": "vLLM logs a warning and says that the plugin is not installed",
     "vllm.endpoint_plugins": "vLLM logs a traceback and serves without it",
 }
-"""Groups whose entry points are called without arguments, and what comes of one that cannot be."""
+"""Groups whose entry points are called without arguments, and the consequence of one that cannot be."""
 
 _NAMING: Final = {
-    "vllm.platform_plugins": "vLLM stops at its start when it looks the platform up by what the call gives",
-    "vllm.io_processor_plugins": "vLLM stops at its start when it looks the processor up by what the call gives",
+    "vllm.platform_plugins": "vLLM stops at its start when it looks the platform up by what the call returns",
+    "vllm.io_processor_plugins": "vLLM stops at its start when it looks the processor up by what the call returns",
 }
-"""Groups where the call must give the dotted name of a class, and what comes of an object."""
+"""Groups whose call must return the dotted name of a class, and the consequence of an object."""
 
 _VALUES = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.JoinedStr)
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """Judge by the source, and only where it leaves no doubt."""
+    """Judge by the source, and only if it leaves no doubt."""
     for entry in env.in_group(*_CLASSES, *_CALLED):
         module = env.module(entry.module)
         if not isinstance(module, SourceModule):
@@ -57,7 +57,7 @@ def check(env: Environment) -> Iterator[Finding]:
 
 
 def _fault(entry: EntryPoint, env: Environment) -> tuple[str, str, str] | None:
-    """Return what an entry point is instead of what its group takes, what comes of it, and the next step."""
+    """Return what an entry point is instead of what its group takes, the consequence, and the next step."""
     group = entry.group
     if group in _CLASSES:
         then, fix = f"{group} takes a class, so {_CLASSES[group]}", "point the entry point at the class itself"
@@ -74,13 +74,17 @@ def _fault(entry: EntryPoint, env: Environment) -> tuple[str, str, str] | None:
             return "a function", then, fix
         return ("an object, not a class", then, fix) if isinstance(kind, ast.Call) else None
     if isinstance(kind, ast.AsyncFunctionDef):
-        return "a coroutine function", f"{group} takes a plain function: nobody awaits this one, so it never runs", fix
+        return (
+            "a coroutine function",
+            f"{group} takes a plain function: this one is never awaited, so it never runs",
+            fix,
+        )
     if isinstance(kind, ast.FunctionDef | ast.Lambda) and (needs := _needed(kind.args, method=False)):
         return f"a function that needs {needs}", then, fix
     if isinstance(kind, ast.ClassDef):
         if group in _NAMING:
             name = f"{entry.module}.{entry.attribute}"
-            then = f"{group} takes a function that gives the dotted name of a class, so {_NAMING[group]}"
+            then = f"{group} takes a function that returns the dotted name of a class, so {_NAMING[group]}"
             return "a class", then, f"write a function that returns '{name}', and point the entry point at it"
         start = _methods(kind).get("__init__")
         needs = _needed(start.args, method=True) if start is not None and not start.decorator_list else ""

@@ -39,7 +39,7 @@ def _before_0_31(env: Environment, processor: ProcessorSetting) -> Iterator[tupl
         what += ": an installed one is enough" if processor.is_installed else ""
         unset = "unset VLLM_USE_V2_MODEL_RUNNER, or " if "=" in demand else ""
         yield "error", what, f"{unset}{processor.removal}"
-    elif server.has_triton(env) and server.number(env, "VLLM_USE_V2_MODEL_RUNNER") is None:
+    elif server.vllm_has_triton(env) and server.number(env, "VLLM_USE_V2_MODEL_RUNNER") is None:
         what = f"with it, vLLM {env.vllm} runs every model on the V1 runner"
         if processor.is_installed:
             what += ", because it is installed and whether or not a request uses it"

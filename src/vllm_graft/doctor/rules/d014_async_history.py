@@ -1,4 +1,4 @@
-"""D014: logits processors of installed packages, which see -1 in the place of tokens under asynchronous scheduling."""
+"""D014: logits processors of installed packages, which see -1 in place of tokens under asynchronous scheduling."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def check(env: Environment) -> Iterator[Finding]:
     for entry in env.in_group(server.PROCESSORS):
         if env.classes.is_a(entry, server.V1_PROCESSOR) != "yes":
             continue
-        what = "with asynchronous scheduling it sees -1 in the place of the tokens that were sampled (vLLM #52461)"
+        what = "with asynchronous scheduling it sees -1 in place of the tokens that were sampled (vLLM #52461)"
         fix = f'plan the patch that ships with vllm-graft, patches = ["{_CURE}"], or start with --no-async-scheduling'
         yield Finding(CODE, "warning", f"logits processor {entry.name!r}", what, entry.origin, fix)

@@ -13,14 +13,14 @@ TITLE = "Logits processors and speculative decoding"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """Find processors beside drafting: the V1 runner drops those of packages in silence, and refuses named ones."""
+    """Find processors beside drafting: the V1 runner silently drops those of packages, and refuses named ones."""
     if env.vllm is None or server.generates(env) is False:
         return
     if server.speculative_method(env) is None or server.runner(env) == "V2":
         return
     for processor in server.processors(env):
         if processor.is_installed:
-            what = "with speculative decoding the V1 runner does not load it, and does not say so"
+            what = "with speculative decoding the V1 runner silently does not load it"
             fix = "start without speculative decoding, or do without the processor"
             yield processor.finding(CODE, "warning", what, fix)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_graft.doctor import server
-from vllm_graft.doctor.environment import Environment, describe
+from vllm_graft.doctor.environment import Environment, describe_entries
 from vllm_graft.findings import Finding
 
 CODE = "D017"
@@ -18,9 +18,9 @@ def check(env: Environment) -> Iterator[Finding]:
     if len({entry.name for entry in found}) < 2 or server.cpu_is_ordered(env):
         return
     ours = any(entry.package == "vllm-graft" for entry in found)
-    fix = "uninstall all but the one you want, or set VLLM_PLUGINS to a list that names that one and not the others"
+    fix = "uninstall all but the one you want, or set VLLM_PLUGINS to a list that names that one but not the others"
     what = (
-        f"several are installed: {describe(found)}; if two of them find their hardware, vLLM refuses to start "
+        f"several are installed: {describe_entries(found)}; if two of them find their hardware, vLLM refuses to start "
         "('Only one platform plugin can be activated')"
     )
     fix = f"unset GRAFT_SIMULATE, or {fix}" if ours else fix

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_graft.doctor import server
-from vllm_graft.doctor.environment import Environment, describe
+from vllm_graft.doctor.environment import Environment, describe_entries
 from vllm_graft.findings import Finding
 
 CODE = "D018"
@@ -17,7 +17,7 @@ def check(env: Environment) -> Iterator[Finding]:
     found = server.platform_plugins(env)
     if not found:
         return
-    subject = f"platform plugin {describe(found)}"
+    subject = f"platform plugin {describe_entries(found)}"
     if server.cpu_is_ordered(env):
         ours = any(entry.package == "vllm-graft" for entry in found)
         what = "VLLM_TARGET_DEVICE=cpu makes vLLM take its own CPU platform without loading any platform plugin" + (
@@ -30,5 +30,5 @@ def check(env: Environment) -> Iterator[Finding]:
             "this vLLM is a CPU build: the plugin's platform goes before the CPU if the plugin answers; if it answers "
             "nothing or raises, vLLM runs on the CPU and says so at DEBUG at most"
         )
-        fix = "see in vLLM's log that the platform plugin is activated"
+        fix = "check in vLLM's log that the platform plugin is activated"
         yield Finding(CODE, "info", subject, what, f"entry points of {server.PLATFORMS}", fix)

@@ -31,9 +31,9 @@ def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
         missing[f"VLLM_PLUGINS does not name {name}"] = f"add {name} to VLLM_PLUGINS"
     missing |= _missing(env)
     if missing:
-        what = f"this LoRA resolver is asked for and will not resolve anything: {', and '.join(missing)}"
+        what = f"this LoRA resolver is asked for but will not resolve anything: {', and '.join(missing)}"
         where = source if env.variables.get(source) else "VLLM_PLUGINS"
-        # An error where two settings ask for it: one may be part of an image, or of a list that keeps all on.
+        # An error if two settings ask for it: one may be part of an image, or of a list that keeps all on.
         lora = env.arguments.switched("--enable-lora") and not env.arguments.given("--lora-modules")
         meant = bool(server.switched_on(env, server.LORA_UPDATING) or lora)
         level: Level = "error" if meant or name in (env.allowed or ()) else "warning"
@@ -49,7 +49,7 @@ def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
 
 
 def _missing(env: Environment) -> dict[str, str]:
-    """Return what every resolver lacks, with the next step; the arguments count only where there are some."""
+    """Return what every resolver lacks, with the next step; the arguments count only if there are some."""
     missing = {}
     if not server.switched_on(env, server.LORA_UPDATING):
         missing[f"{server.LORA_UPDATING} is not 1"] = f"set {server.LORA_UPDATING}=1"

@@ -20,10 +20,10 @@ def check(env: Environment) -> Iterator[Finding]:
     # Names that are nearly ours, with which a server runs without its plan. Others may have GRAFT_ too.
     for name in sorted(name for name in env.variables if name.startswith("GRAFT_") and name not in OWN):
         if close := difflib.get_close_matches(name, OWN, n=1, cutoff=0.8):
-            what = f"vllm-graft does not know it (did you mean {close[0]!r}?), and it has no effect"
+            what = f"vllm-graft does not know it (did you mean {close[0]!r}?), so it has no effect"
             yield Finding(CODE, "warning", f"variable {name}", what, "environment", "correct the name or unset it")
     given = sorted(name for name in env.variables if name.startswith("VLLM_") and name not in CARRIED)
-    # The table of vLLM's envs.py; nothing is known where it is missing or written in another way.
+    # The table of vLLM's envs.py; nothing is known if it is missing or written in another way.
     module = env.classes.finder.module("vllm.envs") if given and env.root is not None else None
     table = module.place("environment_variables") if module is not None else None
     value = getattr(table.nodes[-1], "value", None) if table is not None else None

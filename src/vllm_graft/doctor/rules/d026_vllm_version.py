@@ -22,7 +22,7 @@ def check(env: Environment) -> Iterator[Finding]:
         return
     if env.vllm is None:
         what = "does not state its version (there is no _version.py, as in a source tree that was never built)"
-        yield Finding(CODE, "warning", "vLLM", what, where, "build or install it; patches go by the version")
+        yield Finding(CODE, "warning", "vLLM", what, where, "build or install it; patches depend on the version")
         return
     if not in_tested_range(env.vllm):
         what = f"{env.vllm} is outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"

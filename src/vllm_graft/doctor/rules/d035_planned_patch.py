@@ -59,7 +59,7 @@ def check(env: Environment) -> list[Finding]:
     timed_out = ended.status is None or ended.signal == "SIGALRM"
     how = f"does not come to an end within {_IMPORT_S} s" if timed_out else ended.describe()
     last = f"; its last line: {ended.last_line}" if ended.last_line else ""
-    fix = f"repair or reinstall {item['package']}, or take {item['name']!r} out of the plan"
+    fix = f"repair or reinstall {item['package']}, or remove {item['name']!r} from the plan"
     return [Finding(CODE, "error", f"patch {item['name']}", f"importing it {how}{last}", item["origin"], fix)]
 
 
@@ -85,7 +85,7 @@ def main(file: str) -> None:
 
 
 def _load(row: Mapping[str, str], names: list[str]) -> PlanItem | None:
-    """Load one planned patch; None where it is for other models, or ``*`` named it and it is not a patch."""
+    """Load one planned patch; None if it is for other models, or ``*`` named it and it is not a patch."""
     from vllm_graft.plan.catalogue import load
 
     (point,) = (each for each in POINTS if each.name == "patch")

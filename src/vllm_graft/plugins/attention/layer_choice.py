@@ -25,7 +25,7 @@ def parse_layers(text: str) -> LayerChoice:
     for part in text.split(","):
         low, dash, high = (piece.strip() for piece in part.partition("-"))
         if not low.isdecimal() or (high and not high.isdecimal()) or (high and int(high) < int(low)):
-            what = f"has {part.strip()!r}, which is no layer and no range of layers"
+            what = f"has {part.strip()!r}, which is neither a layer nor a range of layers"
             raise OptionError(what, option="layers", fix='write "all", "0-7" or "0-3, 8, 20-"')
         ranges.append((int(low), int(high) if high else None if dash else int(low)))
     return LayerChoice(tuple(ranges))

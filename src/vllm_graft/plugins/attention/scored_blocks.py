@@ -24,7 +24,7 @@ class ScoredBlocks(KVPolicy):
 
     A block's score is the attention that its mean key draws from the tokens that the request writes, averaged over the
     last scorings. Prompts are read in full: blocks are freed once the request decodes, down to the share each time it
-    has filled a block. A block that was not scored yet counts as the best. ``first`` and ``recent`` stay even where
+    has filled a block. A block that was not scored yet counts as the best. ``first`` and ``recent`` stay even if
     they are more than the share. What was freed is gone for all layers, and does not come back if it matters later.
 
     A request may ask for a smaller share with ``kv_keep`` in its ``vllm_xargs``, above 0 and up to ``keep``; any other
@@ -54,22 +54,22 @@ class ScoredBlocks(KVPolicy):
         """Refuse a share that keeps nothing or more than there is, numbers below 0, and layers that cannot be read."""
         keep = options["keep"]
         if not isinstance(keep, int | float) or not 0 < keep <= 1:
-            what = f"must be a share of the blocks, above 0 and up to 1, and is {keep!r}"
+            what = f"must be a share of the blocks, above 0 and up to 1, but is {keep!r}"
             raise OptionError(what, option="keep", fix="write 0.5 to keep half of them")
         for name, least in (("first", 0), ("recent", 1), ("min_tokens", 0), ("every", 1)):
             value = options[name]
             if not isinstance(value, int) or value < least:
                 unit = "steps" if name == "every" else "tokens"
-                raise OptionError(f"must be {least} or more {unit}, and is {value!r}", option=name)
+                raise OptionError(f"must be {least} or more {unit}, but is {value!r}", option=name)
         if str(options["layers"]).strip() != "auto":
             parse_layers(str(options["layers"]))
 
     @classmethod
     def check_request(cls, keys: Mapping[str, object], options: Mapping[str, OptionValue]) -> None:
-        """Refuse a ``kv_keep`` that is no share, or more than the server keeps."""
+        """Refuse a ``kv_keep`` that is not a share, or more than the server keeps."""
         own, most = keys["kv_keep"], float(str(options["keep"]))
         if isinstance(own, bool) or not isinstance(own, int | float) or not 0 < own <= most:
-            raise ValueError(f"kv_keep must be a number above 0 and up to {most:g}, and is {str(own)[:60]!r}")
+            raise ValueError(f"kv_keep must be a number above 0 and up to {most:g}, but is {str(own)[:60]!r}")
 
     def scores_layer(self, layer: LayerView) -> bool:
         """Return whether a layer is one of ``layers``."""

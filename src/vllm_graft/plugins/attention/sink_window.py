@@ -38,27 +38,27 @@ class SinkWindow(KVPolicy):
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
-        """Refuse numbers that are no window, and layers that cannot be read."""
+        """Refuse numbers that are not a window, and layers that cannot be read."""
         sinks, window = options["sink_tokens"], options["window"]
         if not isinstance(sinks, int) or sinks < 0:
-            raise OptionError(f"must be 0 or more tokens, and is {sinks!r}", option="sink_tokens")
+            raise OptionError(f"must be 0 or more tokens, but is {sinks!r}", option="sink_tokens")
         if not isinstance(window, int) or window < 1:
-            raise OptionError(f"must be at least one token, and is {window!r}", option="window")
+            raise OptionError(f"must be at least one token, but is {window!r}", option="window")
         if sinks > window:
             what = f"is {sinks}, more than the window of {window} tokens, which would slide over them"
             raise OptionError(what, option="sink_tokens", fix="make the window larger than sink_tokens")
         parse_layers(str(options["layers"]))
         if options["default"] not in ("window", "full"):
-            what = f'must be "window" or "full", and is {options["default"]!r}'
+            what = f'must be "window" or "full", but is {options["default"]!r}'
             raise OptionError(what, option="default", fix='write "full" for a window on request alone')
 
     @classmethod
     def check_request(cls, keys: Mapping[str, object], options: Mapping[str, OptionValue]) -> None:
-        """Refuse a ``kv_window`` that is no number of tokens, too small, or more than the server's window."""
+        """Refuse a ``kv_window`` that is not a number of tokens, too small, or more than the server's window."""
         own, most = keys["kv_window"], int(str(options["window"]))
         if isinstance(own, bool) or not isinstance(own, int) or not min(NARROWEST, most) <= own <= most:
             allowed = f"a whole number of tokens from {min(NARROWEST, most)} to {most}"
-            raise ValueError(f"kv_window must be {allowed}, and is {str(own)[:60]!r}")
+            raise ValueError(f"kv_window must be {allowed}, but is {str(own)[:60]!r}")
 
     def request_window(self, keys: Mapping[str, object]) -> int | None:
         """Return ``kv_window``."""

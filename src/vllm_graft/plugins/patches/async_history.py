@@ -3,7 +3,7 @@
 With asynchronous scheduling the V1 model runner appends a placeholder, -1, to a request's output tokens, and fills in
 the real token in the next step, right before logits processors run, if one of them is known to need it. Those given by
 ``--logits-processors`` are known; those found through the entry points ``vllm.logits_processors`` are not counted.
-They see -1, -1, -1 and compute nonsense, without a word in the log. With this patch they count.
+They see -1, -1, -1 and silently compute nonsense. With this patch they count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AsyncHistory(
     VLLMPatch["vllm.v1.worker.gpu_input_batch:InputBatch"],
     name="async-history",
     vllm=">=0.26,<0.33",
-    why="under asynchronous scheduling, logits processors from entry points see -1 in the place of every output token",
+    why="under asynchronous scheduling, logits processors from entry points see -1 in place of every output token",
     upstream="vLLM issue #52461, pull request #52698: GPUModelRunner.__init__, logitsprocs_need_output_token_ids",
     remove_when="vLLM counts every logits processor it has loaded, not only those of --logits-processors",
     processes={"worker"},
@@ -39,7 +39,7 @@ class AsyncHistory(
 
 
 def _count_foreign(batch: Any) -> None:
-    # The attribute is read before it is set: where upstream has renamed it, that raises instead of doing nothing.
+    # The attribute is read before it is set: if upstream has renamed it, that raises instead of doing nothing.
     if batch.logitsprocs_need_output_token_ids:
         return
     kinds = [type(processor) for processor in batch.logitsprocs.all]

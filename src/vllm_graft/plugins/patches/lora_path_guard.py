@@ -53,5 +53,5 @@ def _lies_below(folder: str, name: str) -> bool:
     try:
         return os.path.commonpath((root, os.path.realpath(os.path.join(root, name)))) == root
     except ValueError:
-        # A NUL byte or half a surrogate pair: no name of a file.
+        # A NUL byte or an unpaired surrogate: not a file name.
         return False

@@ -11,7 +11,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft import ledger
+from vllm_graft.ledger import Guard, current
 from vllm_graft.patching import VLLMPatch, wrap
 
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ def _foreign(loggers: list[Any]) -> Iterator[Any]:
 
 
 def _guard(logger: Any) -> None:
-    book = ledger.current()
+    ledger = current()
     name = f"{type(logger).__module__}.{type(logger).__qualname__}"
-    guards: list[ledger.Guard[..., Any]] = []
+    guards: list[Guard[..., Any]] = []
     for method in _METHODS:
         call = getattr(logger, method, None)
         if call is None:
             continue
-        meter = book.hook(_NAME, f"{name}.{method}")
-        guards.append(ledger.Guard(call, _ignore, meter, functools.partial(_put_aside, guards, f"{name}.{method}")))
+        meter = ledger.hook(_NAME, f"{name}.{method}")
+        guards.append(Guard(call, _ignore, meter, functools.partial(_put_aside, guards, f"{name}.{method}")))
         try:
             # On the instance: vLLM looks methods up there, and the class may belong to several loggers.
             setattr(logger, method, guards[-1])
@@ -67,11 +67,11 @@ def _guard(logger: Any) -> None:
             return
 
 
-def _put_aside(guards: list[ledger.Guard[..., Any]], what: str, reason: str) -> None:
+def _put_aside(guards: list[Guard[..., Any]], what: str, reason: str) -> None:
     """Stop calling a logger of which one method raised: its state cannot be trusted."""
     for guard in guards:
         guard.aside = reason
-    ledger.current().note_error(_NAME, f"stat logger {what} is put aside, the server goes on: {reason}")
+    current().note_error(_NAME, f"stat logger {what} is put aside; the server continues: {reason}")
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

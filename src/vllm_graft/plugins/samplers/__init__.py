@@ -1,4 +1,4 @@
-"""Samplers that ship: what other servers have, and vLLM has not.
+"""Samplers that ship: those that other servers have but vLLM does not.
 
 - ``dry``             lowers tokens that would continue a repetition, the more the longer it is
 - ``no_repeat_ngram`` forbids tokens that would complete a sequence that was there before

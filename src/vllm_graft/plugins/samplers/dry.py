@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from vllm_graft.contracts import Key, KeyValue, Params, Rows, ServedModel
-from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching import MAX_MATCH
 from vllm_graft.plugins.samplers.matching.strategy import MatchingStrategy
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("vllm.graft")
 
 GREATEST: Final = 100.0
-"""Penalties are no greater than this, which leaves a token nothing: its probability falls to e^-100 of what it was.
-Greater ones would do the same, and pull the spread of the logits along, which top-n-sigma goes by."""
+"""Penalties are no greater than this, which in effect rules a token out: its probability falls to e^-100 of before.
+Greater ones would do the same, and pull the spread of the logits along, on which top-n-sigma depends."""
 _LARGE: Final = 1e30
 _BREAKERS: Final = ("\n", ":", '"', "*")
 
@@ -27,21 +27,21 @@ _LONGEST_BREAKER: Final = 64
 
 
 class Dry(MatchingStrategy):
-    """Penalises a token that would continue a sequence which stands in the text already.
+    """Penalises a token that would continue a sequence that is already in the text.
 
-    Where the last L tokens stand before a token of the window too, L >= ``dry_allowed_length``, that token is lowered
+    If the last L tokens also precede a token of the window, L >= ``dry_allowed_length``, that token is lowered
     by ``dry_multiplier * dry_base ** (L - dry_allowed_length)``; the longest match counts. A match ends at a breaker:
     a token whose text contains one of ``dry_sequence_breakers``. Matches longer than 128 tokens count as 128.
 
-    Option ``window``: how many of the last tokens are looked at at most.
+    Option ``window``: how many of the last tokens are looked at.
     """
 
     item = "dry"
     keys: ClassVar[tuple[Key, ...]] = (
         Key("dry_multiplier", "float", 0.0, low=0, switch=True, help="how strong; 0 switches it off"),
         Key("dry_base", "float", 1.75, low=1, help="how much stronger with each further token of a repetition"),
-        Key("dry_allowed_length", "int", 2, low=1, help="repetitions shorter than this are free"),
-        Key("dry_sequence_breakers", "list[str]", list(_BREAKERS), high=64, help="texts at which a repetition ends"),
+        Key("dry_allowed_length", "int", 2, low=1, help="repetitions shorter than this are not penalised"),
+        Key("dry_sequence_breakers", "list[str]", list(_BREAKERS), high=64, help="strings at which a repetition ends"),
         Key(
             "dry_penalty_last_n",
             "int",
@@ -54,13 +54,13 @@ class Dry(MatchingStrategy):
 
     @classmethod
     def check(cls, params: Mapping[str, KeyValue]) -> None:
-        """Refuse texts that are too long to be looked for at once."""
+        """Refuse strings that are too long to be looked for at once."""
         breakers = params.get("dry_sequence_breakers", [])
         assert isinstance(breakers, list)
         longest = max((len(str(text)) for text in breakers), default=0)
         if longest > _LONGEST_BREAKER:
             raise ValueError(
-                f"dry_sequence_breakers must be texts of at most {_LONGEST_BREAKER} characters, and one has {longest}"
+                f"dry_sequence_breakers must be strings of at most {_LONGEST_BREAKER} characters, but one has {longest}"
             )
 
     def setup(self, model: ServedModel) -> None:
@@ -69,14 +69,16 @@ class Dry(MatchingStrategy):
 
         self._breaks = model.load_tokenizer is not None
         if not self._breaks:
-            _LOG.warning("vllm-graft: dry: %s is served without a tokenizer, so no sequence breaker holds", model.name)
+            _LOG.warning(
+                "vllm-graft: dry: %s is served without a tokenizer, so sequence breakers have no effect", model.name
+            )
         self._breakers = Breakers(lambda: model.tokenizer, model.vocabulary)
         if self._breaks:
             # The vocabulary is decoded at the first call: now, and not while requests wait.
             self._breakers.tokens(_BREAKERS)
         self._multipliers = model.per_slot(0.0)
         self._bases = model.per_slot(1.0)
-        self._allowed = model.per_slot(LONGEST + 1, integer=True)
+        self._allowed = model.per_slot(MAX_MATCH + 1, integer=True)
         self._matchers: dict[int, Matcher] = {}
         self._penalties: dict[int, list[float]] = {}
         super().setup(model)
@@ -88,7 +90,7 @@ class Dry(MatchingStrategy):
         multiplier = min(params.number("dry_multiplier"), GREATEST)
         base = min(params.number("dry_base"), _LARGE)
         allowed = int(params.number("dry_allowed_length"))
-        if multiplier == 0 or allowed > LONGEST:
+        if multiplier == 0 or allowed > MAX_MATCH:
             self._matchers.pop(slot, None)
             self._penalties.pop(slot, None)
             self._multipliers[slot] = 0.0
@@ -101,7 +103,7 @@ class Dry(MatchingStrategy):
         self._matchers[slot] = Matcher(allowed, window, breakers.flags)
         # By length, once per request: `base ** length` for each match would cost more than finding it.
         penalties = self._penalties[slot] = [0.0] * allowed
-        for beyond in range(LONGEST + 1 - allowed):
+        for beyond in range(MAX_MATCH + 1 - allowed):
             try:
                 penalties.append(min(multiplier * base**beyond, GREATEST))
             except OverflowError:

@@ -1,11 +1,11 @@
-"""``no-repeat-ngram``: forbids the tokens that would complete a sequence which stands in the text already."""
+"""``no-repeat-ngram``: forbids the tokens that would complete a sequence that is already in the text."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm_graft.contracts import Key, Params, Rows, ServedModel
-from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching import MAX_MATCH
 from vllm_graft.plugins.samplers.matching.strategy import MatchingStrategy
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class NoRepeatNgram(MatchingStrategy):
-    """No sequence of ``no_repeat_ngram_size`` tokens stands twice within the window, prompt and answer taken together.
+    """No sequence of ``no_repeat_ngram_size`` tokens occurs twice within the window, prompt and answer taken together.
 
-    A size of 1 forbids every token of the window. Tokens of ``no_repeat_ngram_whitelist`` are never forbidden. Where
-    nothing would stay possible, under a grammar for one, the row stays as it is.
+    A size of 1 forbids every token of the window. Tokens of ``no_repeat_ngram_whitelist`` are never forbidden. If
+    nothing would stay possible, under a grammar for example, the row stays as it is.
 
-    Option ``window``: how many of the last tokens are looked at at most.
+    Option ``window``: how many of the last tokens are looked at.
     """
 
     item = "no-repeat-ngram"
@@ -31,7 +31,7 @@ class NoRepeatNgram(MatchingStrategy):
             "int",
             0,
             low=0,
-            high=LONGEST,
+            high=MAX_MATCH,
             aliases=("ngram_size",),
             switch=True,
             help="how many tokens make a sequence; 0 switches it off",
@@ -56,7 +56,7 @@ class NoRepeatNgram(MatchingStrategy):
 
     def setup(self, model: ServedModel) -> None:
         """Make the tables of all requests."""
-        self._needed = model.per_slot(LONGEST + 1, integer=True)
+        self._needed = model.per_slot(MAX_MATCH + 1, integer=True)
         self._matchers: dict[int, tuple[Matcher, TokenSet]] = {}
         super().setup(model)
 
@@ -67,8 +67,8 @@ class NoRepeatNgram(MatchingStrategy):
 
         size = int(params.number("no_repeat_ngram_size"))
         self._matchers.pop(slot, None)
-        # A sequence of that size is completed where one token less than that has matched.
-        self._needed[slot] = size - 1 if size else LONGEST + 1
+        # A sequence of that size is completed if one token less than that has matched.
+        self._needed[slot] = size - 1 if size else MAX_MATCH + 1
         if not size:
             return False
         asked = int(params.number("no_repeat_ngram_window"))

@@ -20,12 +20,12 @@ class Xtc(SamplingStrategy):
     """With probability ``xtc_probability``: of the tokens that are at least ``xtc_threshold`` probable, keeps only the
     least probable one, and those exactly as probable; all less probable tokens stay too.
 
-    Where there are not two such tokens, nothing changes. Probabilities are those before temperature.
+    If there are not two such tokens, nothing changes. Probabilities are those before temperature.
     """
 
     keys: ClassVar[tuple[Key, ...]] = (
         Key("xtc_probability", "float", 0.0, low=0, high=1, switch=True, help="how often; 0 switches it off"),
-        Key("xtc_threshold", "float", 0.1, low=0, high=1, help="from which probability on a token is probable"),
+        Key("xtc_threshold", "float", 0.1, low=0, high=1, help="how probable a token must be to count as a top choice"),
     )
     stage = "transform"
     atomic = True
@@ -46,7 +46,7 @@ class Xtc(SamplingStrategy):
         return meant
 
     def step(self, logits: torch.Tensor, rows: Rows) -> None:
-        """Draw for each row, and exclude tokens where the draw is below the probability."""
+        """Draw for each row, and exclude tokens if the draw is below the probability."""
         self._exclude(logits, rows, rows.uniform(_SALT))
 
     def _exclude(self, logits: torch.Tensor, rows: Rows, draws: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ def number(item: Item, who: str, name: str, low: float, high: float = math.inf, 
     if not fits or not low <= value <= high or (above and value == low):  # type: ignore[operator]
         least = f"above {low:g}" if above else f"at least {low:g}"
         most = f" and at most {high:g}" if math.isfinite(high) else ""
-        raise OptionError(f"must be {least}{most}, and is {value!r}", option=name, item=who)
+        raise OptionError(f"must be {least}{most}, but is {value!r}", option=name, item=who)
     return float(value)  # type: ignore[arg-type]
 
 
@@ -22,5 +22,5 @@ def integer(item: Item, who: str, name: str, low: int, high: int) -> int:
     """Return a whole-number option from ``low`` to ``high``."""
     value = number(item, who, name, low, high)
     if value != int(value):
-        raise OptionError(f"must be a whole number, and is {value!r}", option=name, item=who)
+        raise OptionError(f"must be a whole number, but is {value!r}", option=name, item=who)
     return int(value)

@@ -35,7 +35,7 @@ class PriorityClasses:
         return min(request.priority, self.number) if request.priority > 0 else self.default
 
     def refusal(self, request: WaitingRequest) -> Refusal | None:
-        """Refuse a priority beyond the last class: it is a mistake of the client's."""
+        """Refuse a priority beyond the last class: that is the client's mistake."""
         if request.priority <= self.number:
             return None
         return Refusal(f"priority {request.priority} is not one of 1 (first) to {self.number} (last)", status=400)

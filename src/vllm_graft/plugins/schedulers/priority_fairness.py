@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from vllm_graft.contracts import AdmissionQueue, Load, OptionError, OptionValue, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.plugins.schedulers.options import integer, number
 from vllm_graft.plugins.schedulers.priority_classes import LoadShedding, PriorityClasses
-from vllm_graft.plugins.schedulers.urgent_lane import UrgentLane, Way
+from vllm_graft.plugins.schedulers.urgent_lane import AdmissionWay, UrgentLane
 
 _NAME: Final = "priority-fairness"
 _FIRST: Final = 0
@@ -61,7 +61,7 @@ class PriorityFairness(AdmissionQueue):
         self._reserved = WaitingHeap()
         self._by_class = WaitingHeap()
         self._first_class = WaitingHeap()
-        self._way: Way = "class"
+        self._way: AdmissionWay = "class"
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
@@ -71,7 +71,7 @@ class PriorityFairness(AdmissionQueue):
     def check_slots(self, slots: int) -> None:
         """Refuse reserved slots that leave none to all."""
         if self._reserved_slots >= slots:
-            what = f"must be below the {slots} requests that this engine runs at once, and is {self._reserved_slots}"
+            what = f"must be below the {slots} requests that this engine runs at once, but is {self._reserved_slots}"
             fix = "reserve fewer, or raise --max-num-seqs"
             raise OptionError(what, option="reserved_slots", item=_NAME, fix=fix)
 
@@ -136,7 +136,7 @@ class PriorityFairness(AdmissionQueue):
         """Rank a request by its class; an urgent one is preempted last."""
         return _FIRST if self._way == "urgent" else self._classes.of(request)
 
-    def _next(self) -> tuple[WaitingRequest, Way]:
+    def _next(self) -> tuple[WaitingRequest, AdmissionWay]:
         if self.free_slots <= self._reserved_slots and self._reserved:
             return self._reserved.first(), "reserved"
         if self._urgent.any(self.clock()):

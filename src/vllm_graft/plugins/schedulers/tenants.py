@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from vllm_graft.contracts import OptionError, WaitingHeap, WaitingRequest, nearest
 
-LONGEST: Final = 128
+MAX_TENANT_CHARS: Final = 128
 """Names are truncated to this length: they are clients' words, and are kept."""
 
 _MOST_BITS: Final = 256
@@ -60,7 +60,7 @@ def display_name(tenant: str, request: WaitingRequest) -> str:
 
     A cache salt is a secret that keeps others from guessing prompts, so it shows as a hash.
     """
-    if not tenant or tenant != request.cache_salt[:LONGEST]:
+    if not tenant or tenant != request.cache_salt[:MAX_TENANT_CHARS]:
         return tenant
     return f"salt-{blake2s(request.cache_salt.encode('utf-8', 'replace'), digest_size=6).hexdigest()}"
 
@@ -91,9 +91,9 @@ def _name(value: object) -> str:
     have the scheduler put aside.
     """
     if isinstance(value, str):
-        return value[:LONGEST]
+        return value[:MAX_TENANT_CHARS]
     if isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= _MOST_BITS):
-        return str(value)[:LONGEST]
+        return str(value)[:MAX_TENANT_CHARS]
     return ""
 
 

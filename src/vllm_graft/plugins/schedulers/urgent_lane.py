@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from vllm_graft.contracts import WaitingHeap, WaitingRequest
 
-Way = Literal["urgent", "first", "class", "reserved"]
+AdmissionWay = Literal["urgent", "first", "class", "reserved"]
 """The way a request is admitted: as an urgent one, as one of the first class before urgent ones, by class and age, or
 into a reserved slot."""
 
@@ -54,7 +54,7 @@ class UrgentLane:
         """Return the oldest request if it is the turn of urgent ones; only called while there are some."""
         return self._by_age.first() if self._debt < 1.0 else None
 
-    def record_admission(self, request: WaitingRequest, way: Way, now: float) -> None:
+    def record_admission(self, request: WaitingRequest, way: AdmissionWay, now: float) -> None:
         """Account for a request that is admitted."""
         debt, ahead, some = self._debt, self._ahead, self.any(now)
         if way != "reserved":

@@ -22,7 +22,7 @@ _NAME: Final = "request-log"
 def _room(value: OptionValue) -> int:
     if isinstance(value, int) and value >= 1:
         return value
-    raise OptionError(f"must be at least 1, and is {value!r}", option="queue", item=_NAME, fix="raise it")
+    raise OptionError(f"must be at least 1, but is {value!r}", option="queue", item=_NAME, fix="raise it")
 
 
 class RequestLog(StatSink):
@@ -41,16 +41,19 @@ class RequestLog(StatSink):
         """Refuse a queue without room and a path with NUL; the folder may exist only on the machine that serves."""
         _room(options["queue"])
         if "\0" in str(options["path"]):
-            raise OptionError("must have no NUL character", option="path", item=_NAME, fix="take it out")
+            raise OptionError("must have no NUL character", option="path", item=_NAME, fix="remove it")
         if not options["path"]:
             raise OptionError("must not be empty", option="path", item=_NAME, fix="name a file")
 
     @classmethod
     def check_machine(cls, options: Mapping[str, OptionValue]) -> None:
-        """Refuse a path that is a folder, or whose folder is missing or cannot be written."""
-        if os.path.isdir(str(options["path"])):
+        """Refuse a path that is a folder, a FIFO or a socket, or whose folder is missing or cannot be written."""
+        path = Path(str(options["path"])).absolute()
+        if path.is_dir():
             raise OptionError("names a folder", option="path", item=_NAME, fix="name a file in it")
-        folder = Path(str(options["path"])).absolute().parent
+        if path.is_fifo() or path.is_socket():
+            raise OptionError("names a FIFO or a socket", option="path", item=_NAME, fix="name a file")
+        folder = path.parent
         if not os.access(folder, os.W_OK | os.X_OK):
             what = f"names a file in {folder}, " + (
                 "which cannot be written" if folder.exists() else "which is missing"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from vllm_graft import ledger, sockets
 from vllm_graft.errors import ConfigError, GraftError, SetupError, StartError, nearest
 from vllm_graft.ledger.comparison import findings_of
-from vllm_graft.plan import carried_plan
+from vllm_graft.plan import inherited_plan
 from vllm_graft.simulator.clock import VIRTUAL_CLOCK
 from vllm_graft.simulator.memory import kv_cache_bytes
 from vllm_graft.simulator.model_shape import FILE, find_model
@@ -33,7 +33,7 @@ RunProgress: TypeAlias = Callable[[int, int, float], None]
 """Called with the finished requests, all requests, and the modelled seconds so far."""
 
 EXECUTOR: Final = "vllm_graft.simulator.executor.SimulatedExecutor"
-"""One process for all devices: the executor where parallel sizes are above 1, unless another is named."""
+"""One process for all devices: the executor if parallel sizes are above 1, unless another is named."""
 
 _GARBAGE: Final = (50_000, 20, 100)
 """Thresholds of Python's garbage collector. A run makes many objects that live for a while and few cycles; with
@@ -87,7 +87,7 @@ def run(
 
 
 def with_model_folder(engine_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return engine arguments with the model's folder in the place of a shipped model's name."""
+    """Return engine arguments with the model's folder in place of a shipped model's name."""
     model = find_model(str(engine_args.get("model", "")))
     if model.file.name != FILE:
         raise ConfigError(
@@ -284,7 +284,7 @@ async def _play_by_clock(recording: Recording) -> None:
         if task is not None and task.cancelling():
             raise KeyboardInterrupt from None
         raise StartError(
-            f"the engine did not start: {error}", where="engine core", fix="fix what it says above"
+            f"the engine did not start: {error}", where="engine core", fix="see its error above"
         ) from error
     try:
         recording.measured["start_s"] = time.perf_counter() - began
@@ -325,7 +325,7 @@ async def send_all(recording: Recording, engine: Any, prompts: list[dict[str, An
             recording.measured["interrupted"] = True
             return
         raise StartError(
-            "the engine died in the middle of the run", where="engine core", fix="look for its last words above"
+            "the engine died in the middle of the run", where="engine core", fix="see its last messages above"
         ) from error
     finally:
         for task in tasks:
@@ -356,7 +356,7 @@ async def _send(
 
 
 async def _load(engine: Any) -> dict[str, float]:
-    """Return steps and modelled seconds so far; 0 where the engine is gone."""
+    """Return steps and modelled seconds so far; 0 if the engine is gone."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     try:
@@ -403,7 +403,7 @@ def parse_engine_args(words: Sequence[str]) -> AsyncEngineArgs:
 
 
 def engine_config(engine_args: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> VllmConfig:
-    """Build vLLM's configuration for a run as its API server does; ConfigError where vLLM refuses the arguments."""
+    """Build vLLM's configuration for a run as its API server does; ConfigError if vLLM refuses the arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
@@ -411,7 +411,7 @@ def engine_config(engine_args: AsyncEngineArgs | Mapping[str, Any], *, text: boo
     kind = type(current_platform).__name__
     if "Simulated" not in kind:
         raise SetupError(
-            f"vLLM has chosen {kind} in this process, and not the simulated device",
+            f"vLLM has chosen {kind} in this process instead of the simulated device",
             where="vllm.platforms",
             fix=f"set {VARIABLES['device']} before anything imports vLLM, and let VLLM_PLUGINS list graft if it is set",
         )
@@ -444,13 +444,13 @@ def describe_plan(config: VllmConfig, began: float) -> dict[str, Any]:
 
     ``began`` is the time of the run's start: a program may play several, and earlier engines left records too.
     """
-    plan = carried_plan()
+    plan = inherited_plan()
     if plan is None:
         chosen = config.scheduler_config.scheduler_cls
         name = getattr(chosen, "__qualname__", chosen) or f"vLLM's own, {config.scheduler_config.policy}"
         return {"scheduler": str(name)}
     planned = [item.name for item in plan.of("scheduler")]
-    # The engine's processes have ended by now; as "unknown" their last records count, and their end is no finding.
+    # The engine's processes have ended by now; as "unknown" their last records count, and their end is not a finding.
     own = os.getpid()
     rows = [row for row in ledger.current().rows() if row["pid"] == own or row["since"] >= began]
     for row in rows:
@@ -494,13 +494,13 @@ def preemption_counter(*, alone: bool) -> type:
                 type(self).seen += iteration_stats.num_preempted_reqs
 
         def log(self) -> None:
-            """Nothing to say."""
+            """Do nothing."""
 
         def log_engine_initialized(self) -> None:
-            """Nothing to say."""
+            """Do nothing."""
 
         def record_sleep_state(self, *args: Any, **kwargs: Any) -> None:
-            """Nothing to record."""
+            """Do nothing."""
 
     return PreemptionCounter
 

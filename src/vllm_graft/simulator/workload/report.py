@@ -24,7 +24,7 @@ ResultState = Literal["done", "rejected", "aborted"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of one request. Moments are modelled seconds after the start; None where never reached."""
+    """The outcome of one request. Moments are modelled seconds after the start; None if never reached."""
 
     id: str
     group: str
@@ -111,7 +111,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the distribution of the values that are not None; None where there are none."""
+        """Return the distribution of the values that are not None; None if there are none."""
         known = sorted(value for value in values if value is not None)
         if not known:
             return None
@@ -185,11 +185,11 @@ class WorkloadReport:
     """The engine's start, by the wall clock."""
     interrupted: bool = False
     plan: str = ""
-    """The hash of the plan; empty where nothing is planned."""
+    """The hash of the plan; empty if nothing is planned."""
     scheduler: str = ""
     """The planned scheduler's name, or vLLM's own."""
     attention: str = ""
-    """The planned KV policy's name; empty where none is planned."""
+    """The planned KV policy's name; empty if none is planned."""
     findings: tuple[Finding, ...] = ()
     """Planned items that were not active, or were quarantined during the run."""
 
@@ -205,7 +205,7 @@ class WorkloadReport:
 
     @property
     def groups(self) -> dict[str, ResultSummary]:
-        """The requests by group, where there are several."""
+        """The requests by group, if there are several."""
         groups: dict[str, list[Result]] = {}
         for result in self.results:
             groups.setdefault(result.group, []).append(result)

@@ -15,7 +15,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.fields import MOST as MOST_TOKENS
+from vllm_graft.fields import MAX_COUNT as MAX_TOKENS
 from vllm_graft.fields import Fields, parse_toml
 from vllm_graft.plan.toml_lines import TomlLines
 from vllm_graft.splitmix import GAMMA, finalize_array
@@ -29,7 +29,7 @@ PROMPTS: Final = ("prompt_tokens", "prompt", "prompt_token_ids")
 KEYS: Final = ("at", *PROMPTS, "max_tokens", "id", "group", "priority", "prefix", "extra", "ignore_eos")
 """The keys of a line in a workload's file."""
 
-_LARGEST: Final = 256 * 1024 * 1024
+_MAX_FILE_CHARS: Final = 256 * 1024 * 1024
 """The most characters of a workload's file."""
 
 _LAST_TOKEN: Final = 2**31 - 1
@@ -38,8 +38,8 @@ _LAST_TOKEN: Final = 2**31 - 1
 ARRIVALS: Final = ("poisson", "even", "at-once")
 """Arrivals: at random, at equal intervals, or all at the start."""
 
-MOST: Final = 1_000_000
-"""The most requests; more are taken for a typing error."""
+MAX_REQUESTS: Final = 1_000_000
+"""The most requests; more are taken for a typo."""
 
 _TABLES: Final = ("workload", "phase", "prompt", "output", "group", "prefix")
 
@@ -73,7 +73,7 @@ class WorkloadRequest:
     group: str = ""
     """The class or tenant under which the report counts it."""
     priority: int = 0
-    """vLLM's priority: the lowest goes first, where the scheduling policy uses it."""
+    """vLLM's priority: the lowest goes first, if the scheduling policy uses it."""
     prefix: Prefix | None = None
     """The shared beginning of an invented prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -130,15 +130,17 @@ class Workload:
 
 
 def read(path: str | os.PathLike[str]) -> Workload:
-    """Read a workload from a file: JSON Lines, or a description where the name ends in ``.toml``."""
+    """Read a workload from a file: JSON Lines, or a description if the name ends in ``.toml``."""
     file = Path(path)
     try:
         with file.open(encoding="utf-8", newline=None) as stream:
             # A pipe shows its end only when it comes, and /dev/zero has none.
-            text = stream.read(_LARGEST + 1)
-        if len(text) > _LARGEST:
+            text = stream.read(_MAX_FILE_CHARS + 1)
+        if len(text) > _MAX_FILE_CHARS:
             raise ConfigError(
-                f"the workload has more than {_LARGEST} characters", where=str(file), fix="describe it in a TOML file"
+                f"the workload has more than {_MAX_FILE_CHARS} characters",
+                where=str(file),
+                fix="describe it in a TOML file",
             )
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -252,7 +254,7 @@ class Lengths:
     def draw(self, draws: Draws) -> int:
         """Draw one length."""
         value = self.mean * math.exp(self.sigma * draws.normal() - self.sigma * self.sigma / 2)
-        return min(max(self.least, round(value)), MOST_TOKENS if self.most is None else self.most)
+        return min(max(self.least, round(value)), MAX_TOKENS if self.most is None else self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +285,7 @@ class _Description:
     [workload]                # all keys of this table
     seed = 1                  # 0 without it
     arrivals = "poisson"      # or "even", or "at-once"
-    rate = 12.0               # requests per second, where there are no phases
+    rate = 12.0               # requests per second, if there are no phases
     seconds = 600             # the end: a time, a number of requests, or whichever comes first
     requests = 5000
 
@@ -305,7 +307,7 @@ class _Description:
     share = 3                 # of the sum of all shares
     priority = 0
     extra = { tenant = "a" }
-    output = 64               # its own lengths, where they differ
+    output = 64               # its own lengths, if they differ
 
     [[prefix]]                # put before the prompt of a share of the requests, of all or of one group
     name = "system"
@@ -365,9 +367,9 @@ class _Description:
                     extra=group.extra,
                 )
             )
-            if len(requests) > MOST:
+            if len(requests) > MAX_REQUESTS:
                 raise self._head.wrong(
-                    None, f"that makes more than {MOST} requests", "lower the rate or the time, or set requests"
+                    None, f"that makes more than {MAX_REQUESTS} requests", "lower the rate or the time, or set requests"
                 )
         return Workload(requests, self._name)
 
@@ -375,18 +377,20 @@ class _Description:
         arrivals = self._head.text("arrivals", "poisson")
         if arrivals not in ARRIVALS:
             raise self._head.wrong(
-                "arrivals", f"arrivals must be one of {', '.join(ARRIVALS)}, and is {arrivals!r}", "name one of them"
+                "arrivals", f"arrivals must be one of {', '.join(ARRIVALS)}, but is {arrivals!r}", "name one of them"
             )
         count = self._head.count("requests") if "requests" in self._head else None
         seconds = self._head.number("seconds", least=1e-6) if "seconds" in self._head else None
         if arrivals == "at-once":
             for key in ("rate", "seconds"):
                 if key in self._head:
-                    raise self._head.wrong(key, f"{key} has no meaning where all arrive at once", "take it out")
+                    raise self._head.wrong(key, f"{key} has no meaning if all arrive at once", "remove it")
             if self._phases:
-                raise self._head.wrong(None, "phases have no meaning where all arrive at once", "take them out")
+                raise self._head.wrong(None, "phases have no meaning if all arrive at once", "remove them")
             if count is None:
-                raise self._head.wrong(None, "how many arrive at once is not said", "add requests to [workload]")
+                raise self._head.wrong(
+                    None, "the number of requests that arrive at once is not given", "add requests to [workload]"
+                )
             return repeat(0.0, count)
         if count is None and seconds is None:
             raise self._head.wrong(None, "the workload has no end", "add seconds or requests to [workload]")
@@ -397,7 +401,7 @@ class _Description:
     def _spaced(self, gap: Callable[[], float], count: int | None, seconds: float | None) -> Iterator[float]:
         """Yield arrivals: events of rate 1, stretched to the rate of the phase that they fall into."""
         if self._phases and "rate" in self._head:
-            raise self._head.wrong("rate", "there are phases, which have rates of their own", "take this rate out")
+            raise self._head.wrong("rate", "there are phases, which have rates of their own", "remove this rate")
         phases = self._phases or [(float("inf"), self._head.number("rate", least=1e-9))]
         if not any(rate for _, rate in phases):
             raise self._head.wrong(None, "no phase has a rate above 0", "give one of them a rate")
@@ -490,7 +494,7 @@ def read_lengths(value: object, what: str, where: Callable[[str | None], str]) -
     most = fields.count("max") if "max" in fields else None
     if most is not None and most < least:
         raise fields.wrong("max", f"max is {most}, below min, {least}", "swap or correct them")
-    mean, sigma = fields.number("mean", least=1.0, most=MOST_TOKENS), fields.number("sigma", 0.0, most=10.0)
+    mean, sigma = fields.number("mean", least=1.0, most=MAX_TOKENS), fields.number("sigma", 0.0, most=10.0)
     if mean < least:
         raise fields.wrong("mean", f"mean is {mean:.15g}, below min, {least}", "correct one of them")
     if most is not None and mean > most:

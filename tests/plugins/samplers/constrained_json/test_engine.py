@@ -37,6 +37,8 @@ print(json.dumps(dict(rounds=rounds, stock=stock, states=states, crowd=crowd)))
 def test_the_model_writes_json(graft: Session):
     graft.plan('[defaults]\nsamplers = ["constrained-json"]\n')
     graft.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # Threads of the engine would spin against the other test processes.
+    graft.env |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     done = graft.script(SCRIPT.replace("MODEL", repr(str(embedded_model()))))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])

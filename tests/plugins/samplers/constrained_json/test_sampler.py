@@ -152,7 +152,7 @@ class TestRepeating:
 
 class TestRefusals:
     def test_a_root_that_does_not_exist_is_refused(self):
-        with pytest.raises(ValueError, match="json_root must be one of object, any, and is 'array'"):
+        with pytest.raises(ValueError, match="json_root must be one of object, any, but is 'array'"):
             ConstrainedJSONSampler.check({"json_root": "array"})
         ConstrainedJSONSampler.check({"json_root": "any"})
 

@@ -12,7 +12,7 @@ from vllm_graft.plugins.samplers.constrained_json import in_string
 
 Root = Literal["object", "any"]
 
-# The stack is a text with a sign for each open container.
+# The stack is a string with a character for each open container.
 _ARRAY, _KEYS, _VALUES = "[", "{", ":"
 """An array; an object of which a key is due or being read; an object of which a value is."""
 
@@ -61,7 +61,7 @@ class JsonState(NamedTuple):
 
     mode:  what is being read; a mode of ``in_string`` inside of a string
     tally: of a gap, how many blanks may still come; of a number, its digits; of a word, its letters
-    stack: a sign for each open container, the innermost last
+    stack: a character for each open container, the innermost last
     """
 
     mode: int
@@ -79,7 +79,7 @@ def start(root: Root) -> JsonState:
 
 
 def step(state: JsonState, byte: int, depth: int) -> JsonState | None:
-    """Return the state after one more byte, with at most ``depth`` containers open; None where it may not come."""
+    """Return the state after one more byte, with at most ``depth`` containers open; None if it may not come."""
     mode, tally, stack = state
     if mode < STRINGS:
         to = in_string.NEXT[mode][byte]

@@ -18,7 +18,7 @@ NOWHERE: Final = 255
 _HEX: Final = b"0123456789abcdefABCDEF"
 _ONE, _TWO, _THREE = ((0x80, 0xBF),), ((0x80, 0xBF),) * 2, ((0x80, 0xBF),) * 3
 _SEQUENCES: Final = (
-    # Lead bytes, then the range of each byte that follows: overlong forms and surrogates are no UTF-8.
+    # Lead bytes, then the range of each byte that follows: overlong forms and surrogates are not UTF-8.
     ((0xC2, 0xDF), _ONE),
     ((0xE0, 0xE0), ((0xA0, 0xBF), *_ONE)),
     ((0xE1, 0xEC), _TWO),

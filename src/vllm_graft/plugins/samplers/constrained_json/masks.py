@@ -29,7 +29,7 @@ class Inside:
     """The effect of the tokens below a node when they begin inside of a string.
 
     stay:  those that do not close it, by the mode they end in
-    tails: those that do, as a tree of what follows the closing quote; None where there are none
+    tails: those that do, as a tree of what follows the closing quote; None if there are none
     """
 
     stay: dict[int, array[int]] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class AllowedTokens:
         """Return what to add to the logits, [vocabulary]: 0 for the tokens that may come, -inf for all others.
 
         ``budget`` is how many tokens may follow this one. Tokens after which that is too few to end the document are
-        left out; where that would leave none, those nearest to the end stay.
+        left out; if that would leave none, those nearest to the end stay.
         """
         allowed = len(self._groups)
         while budget is not None and allowed > 1 and self._groups[allowed - 1][0] > budget:

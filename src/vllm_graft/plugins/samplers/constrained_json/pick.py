@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import torch
 
 _SHARES: Final = (1e-3, 1e-4, 1e-5)
-"""From which share of all on a token is looked at for top_p; the next one where those do not make it up."""
+"""Tokens with at least this share of the total are considered for top_p; the next share if they do not add up to it."""
 _ROUNDING: Final = 1.00001
 
 
 def pick(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
-    """Pick the token of each row: ``scores`` is [rows, vocabulary], -inf for what may not come, and is used up.
+    """Pick the token of each row: ``scores`` is [rows, vocabulary], -inf for what may not come, and is overwritten.
 
     ``numbers`` are in [0, 1), one for each row. A row gets the same token whatever other rows there are. A token that
     may not come is returned only for a row of which nothing may.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ROOTS: Final = ("object", "any")
 _PLACE: Final = "constrained-json"
-"""Under which name a request's ``state`` holds its document."""
+"""The name under which a request's ``state`` holds its document."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,12 +64,12 @@ class ConstrainedJSONSampler(Sampler):
     same requests in the same order get the same answers.
     """
 
-    # Each row has a document of its own on the host; and an answer of which the rest is not constrained is no document.
+    # Each row has a document of its own on the host; and an answer whose rest is not constrained is not a document.
     row_budget_us: ClassVar[float] = 50.0
     keys = (
         Key("json_sampler", "bool", False, switch=True, help="true: the answer is a JSON document"),
         Key("json_max_depth", "int", 8, low=1, high=32, help="how many objects and arrays may be open at a time"),
-        Key("json_root", "str", "object", help="what the document is: object, or any (also arrays, texts, numbers)"),
+        Key("json_root", "str", "object", help="what the document is: object, or any (also arrays, strings, numbers)"),
     )
 
     @classmethod
@@ -77,7 +77,7 @@ class ConstrainedJSONSampler(Sampler):
         """Refuse a root that is neither of the two."""
         root = params.get("json_root", "object")
         if root not in _ROOTS:
-            raise ValueError(f"json_root must be one of {', '.join(_ROOTS)}, and is {root!r}")
+            raise ValueError(f"json_root must be one of {', '.join(_ROOTS)}, but is {root!r}")
 
     def setup(self, model: ServedModel) -> None:
         """Read the vocabulary and walk it once for what is inside of strings."""
@@ -85,7 +85,7 @@ class ConstrainedJSONSampler(Sampler):
             raise ConfigError(
                 f"{model.name} names no token that ends an answer, so constrained-json could not end a document",
                 where="the model's configuration",
-                fix="set eos_token_id in its generation_config.json, or take constrained-json out of the plan",
+                fix="set eos_token_id in its generation_config.json, or remove constrained-json from the plan",
             )
         self._eos = frozenset(model.eos)
         # Once per worker; requests then look masks up.
@@ -106,7 +106,7 @@ class ConstrainedJSONSampler(Sampler):
         else:
             logits.add_(torch.stack([choice.mask for choice in choices]))
         picked = pick(logits, params, [choice.number for choice in choices])
-        # Where something before this took away all that the document allows, the shortest way to its end is taken.
+        # If something before this took away all that the document allows, the shortest way to its end is taken.
         nothing_left = logits.gather(1, picked[:, None])[:, 0].isneginf()
         ways_out = indices([choice.way_out for choice in choices], logits.device)
         return torch.where(nothing_left, ways_out, picked)
@@ -123,7 +123,7 @@ class ConstrainedJSONSampler(Sampler):
         return _Choice(allowed.mask(budget), allowed.way_out, number)
 
     def _document(self, params: Params) -> _Document:
-        """Return the request's document, up to its last token; begun anew where its state was lost."""
+        """Return the request's document, up to its last token; begun anew if its state was lost."""
         tokens = params.generated
         document = params.state.get(_PLACE)
         if not isinstance(document, _Document) or document.read > len(tokens):
@@ -140,7 +140,7 @@ class ConstrainedJSONSampler(Sampler):
             if token in self._eos and complete(state):
                 document.state = END
                 continue
-            # A token without a text is as good as a zero byte: it may stand nowhere.
+            # A token without text counts as a zero byte, which is never allowed.
             for byte in self._texts.get(token, b"\0"):
                 state = state and step(state, byte, depth)
             document.state = state

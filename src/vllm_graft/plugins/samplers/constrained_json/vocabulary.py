@@ -25,7 +25,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
             found = {token: bytes_of.get(text) or text.replace("▁", " ").encode() for text, token in vocabulary.items()}
         else:
             signs = _byte_signs()
-            # A text with a sign that stands for no byte is one that was added to the vocabulary.
+            # A string with a character that stands for no byte was added to the vocabulary.
             known = ((text, token) for text, token in vocabulary.items() if all(sign in signs for sign in text))
             found = {token: bytes(signs[sign] for sign in text) for text, token in known}
     # Special tokens end or structure a text for vLLM, which cuts them out of the answer.
@@ -36,16 +36,16 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
     there = set(kept.values())
     if missing := [byte for byte in needed if byte not in there]:
         raise ConfigError(
-            f"constrained-json needs a tokenizer that has a token for every byte, and {type(tokenizer).__name__} "
+            f"constrained-json needs a tokenizer that has a token for every byte, but {type(tokenizer).__name__} "
             f"has none for {', '.join(map(repr, missing[:4]))}",
             where="the model's tokenizer",
-            fix="take constrained-json out of the plan of this model, and use vLLM's structured outputs",
+            fix="remove constrained-json from the plan of this model, and use vLLM's structured outputs",
         )
     return kept
 
 
 def _byte_signs() -> dict[str, int]:
-    """Map the signs of byte-level BPE to bytes: printable ones stand for themselves, others from U+0100 on."""
+    """Map the characters of byte-level BPE to bytes: printable ones stand for themselves, others from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

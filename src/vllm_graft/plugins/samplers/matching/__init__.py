@@ -1,8 +1,8 @@
 """Matches: places where the end of a text occurred before in it, and the tokens that came next there.
 
 For every token of a text's window: how many tokens right before it equal the text's end. Such a match ends at a
-breaker, at the window's start and at ``LONGEST``. Where the tokens are lists on the host, ``host`` keeps up with them
-token by token; where they are on the device, ``by_torch`` and ``kernels`` compute all from the tokens alone in each
+breaker, at the window's start and at ``MAX_MATCH``. If the tokens are lists on the host, ``host`` keeps up with them
+token by token; if they are on the device, ``by_torch`` and ``kernels`` compute all from the tokens alone in each
 step, so that drafts, resumed requests and steps computed twice need no thought.
 
 - ``strategy``  what strategies that look for matches share
@@ -15,5 +15,5 @@ step, so that drafts, resumed requests and steps computed twice need no thought.
 
 from typing import Final
 
-LONGEST: Final = 128
+MAX_MATCH: Final = 128
 """Longer matches count as this long."""

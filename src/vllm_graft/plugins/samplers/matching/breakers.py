@@ -51,7 +51,7 @@ class Breakers:
         try:
             encoding = list(tokenizer.encode(text, add_special_tokens=False))
         except Exception as error:
-            # A text that this tokenizer does not take, such as half of a surrogate pair, is no reason to lose the
+            # A string that this tokenizer does not take, such as an unpaired surrogate, is no reason to lose the
             # strategy: all other requests have it too.
             _LOG.warning("vllm-graft: dry: the breaker %a matches nothing: %s: %a", text, type(error).__name__, error)
             encoding = []
@@ -95,7 +95,7 @@ class TextIndex:
 
 
 def decode_vocabulary(tokenizer: Any, vocabulary: int) -> list[str]:
-    """Decode each token of the vocabulary; empty where the tokenizer has none."""
+    """Decode each token of the vocabulary; empty if the tokenizer has none."""
     greatest = getattr(tokenizer, "max_token_id", None)
     known = min(vocabulary, greatest + 1 if isinstance(greatest, int) else len(tokenizer))
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

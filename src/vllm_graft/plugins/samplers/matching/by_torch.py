@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from vllm_graft.contracts.kernels import has_triton, indices, to_device
-from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching import MAX_MATCH
 
 _FIRST: Final = 4096
 """The number of a row's logits that are looked at first for one that is not -inf."""
@@ -20,10 +20,10 @@ def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Ten
 
     tokens:  [rows, columns], the newest in the last column, negative where there is none
     windows: how many of a row's last columns count, for each row
-    broken:  [rows, up to LONGEST], whether the last, the last but one, ... token of a row ends matches
+    broken:  [rows, up to MAX_MATCH], whether the last, the last but one, ... token of a row ends matches
     """
     columns = tokens.shape[1]
-    most = min(LONGEST, columns - 1)
+    most = min(MAX_MATCH, columns - 1)
     ends = tokens.flip(1)[:, :most]
     whole = ends >= 0 if broken is None else (ends >= 0) & ~broken[:, :most]
     run = whole.to(torch.int32).cumprod(1).sum(1)
@@ -34,7 +34,7 @@ def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Ten
     for length in range(most):
         alive[:, : length + 1] = False
         alive[:, length + 1 :] &= tokens[:, : columns - 1 - length] == ends[:, length : length + 1]
-        # Only where the host has the answer anyway.
+        # Only if the host has the answer anyway.
         if tokens.device.type == "cpu" and not (alive & (longest > length)).any():
             break
         lengths += alive
@@ -43,7 +43,7 @@ def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Ten
 
 def newest_first(tokens: torch.Tensor) -> torch.Tensor:
     """Return the last tokens of each row, as many as a match can be long, the newest in the first column."""
-    return tokens[:, -LONGEST:].flip(1)
+    return tokens[:, -MAX_MATCH:].flip(1)
 
 
 def lower(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, penalties: torch.Tensor) -> None:
@@ -99,7 +99,7 @@ def ban_each(logits: torch.Tensor, bans: Mapping[int, Sequence[int]]) -> None:
 
 
 def _flat(logits: torch.Tensor) -> torch.Tensor:
-    """Return the logits as one line that shares their memory, also where rows lie apart."""
+    """Return the logits as one line that shares their memory, also if rows lie apart."""
     rows, columns = logits.shape
     size = (rows - 1) * logits.stride(0) + (columns - 1) * logits.stride(1) + 1
     return logits.as_strided((size,), (1,), logits.storage_offset())

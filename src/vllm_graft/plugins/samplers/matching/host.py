@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from vllm_graft.contracts import History
-from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching import MAX_MATCH
 
 _SEQUENCE: Final = 3
 """The longest sequence that is indexed: longer ones make large keys and few places fewer."""
@@ -23,14 +23,14 @@ _FEW: Final = 32
 """More places than ``_MANY`` are followed densely; no more than ``_FEW`` one by one again."""
 _PEELS: Final = 8
 _ONE: Final = np.int16(1)
-_LONGEST: Final = np.int16(LONGEST)
+_MAX_MATCH: Final = np.int16(MAX_MATCH)
 
 
 class Matcher:
     """The matches of one text's end that are at least ``shortest`` long, within its last ``window`` tokens.
 
-    ``breakers`` has a byte for each token, 1 for those at which a match ends. Where ``shortest`` is 0 every token of
-    the window follows a match, and no lengths are told.
+    ``breakers`` has a byte for each token, 1 for those at which a match ends. If ``shortest`` is 0, every token of
+    the window follows a match, and no lengths are returned.
     """
 
     def __init__(self, shortest: int, window: int, breakers: bytes = b"") -> None:
@@ -76,7 +76,7 @@ class Matcher:
         shortest, tokens = self._shortest, self._tokens
         after, before_window = 1 - self._base, self._start - 1
         for end, length in self._live.items():
-            length = min(length, end - before_window, LONGEST)
+            length = min(length, end - before_window, MAX_MATCH)
             if length >= shortest:
                 token = tokens[end + after]
                 if length > found.get(token, 0):
@@ -145,7 +145,7 @@ class Matcher:
             self._base += drop
 
     def _ends(self) -> list[int] | None:
-        """Return where in the window the sequence at the text's end ended before; None where there are many places."""
+        """Return where in the window the sequence at the text's end ended before; None if there are many places."""
         found: list[int] = []
         least = self._start + self._size - 1
         end = self._before[-1]
@@ -170,7 +170,7 @@ class Matcher:
         found, tokens = {}, self._tokens
         for end in ends:
             at = end - self._base
-            most = min(self._run, LONGEST, at + 1)
+            most = min(self._run, MAX_MATCH, at + 1)
             length = 0
             while length < most and tokens[at - length] == tokens[-1 - length]:
                 length += 1
@@ -187,7 +187,7 @@ class DenseMatches:
         self._text = np.empty(2 * window, dtype=np.int64)
         self._text[: self._count] = tokens
         self._lengths = np.zeros(2 * window, dtype=np.int16)
-        self._reach = np.minimum(np.arange(1, window + 1), LONGEST).astype(np.int16)
+        self._reach = np.minimum(np.arange(1, window + 1), MAX_MATCH).astype(np.int16)
 
     def append(self, token: int) -> None:
         """Append a token without moving the lengths on."""
@@ -206,7 +206,7 @@ class DenseMatches:
         else:
             before = lengths[low : count - 1] + _ONE
             lengths[low] = 1
-            np.minimum(before, _LONGEST, out=lengths[low + 1 : count])
+            np.minimum(before, _MAX_MATCH, out=lengths[low + 1 : count])
             lengths[low:count] *= self._text[low:count] == token
         self._text[count] = token
         lengths[count] = 0
@@ -218,7 +218,7 @@ class DenseMatches:
         lengths[low : last + 1] = 0
         at = low + np.flatnonzero(text[low:last] == text[last])
         length = 0
-        while len(at) and length < min(run, LONGEST):
+        while len(at) and length < min(run, MAX_MATCH):
             length += 1
             lengths[at] = length
             at = at[at.searchsorted(low + length) :]

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from vllm_graft.contracts import Rows
-from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching import MAX_MATCH
 
 _BLOCK = 1024
 _ROW_BLOCK = 4096
@@ -33,7 +33,7 @@ def _in_set(sets, words, which, token, vocabulary):
 
 @triton.jit
 def _match(
-    line, at, start, columns, sets, words, which, vocabulary, alive, BREAKS: tl.constexpr, LONGEST: tl.constexpr
+    line, at, start, columns, sets, words, which, vocabulary, alive, BREAKS: tl.constexpr, MAX_MATCH: tl.constexpr
 ):
     """Count the tokens right before each of the columns ``at`` that equal the end of the line, where ``alive``."""
     lengths = tl.zeros_like(at)
@@ -50,14 +50,14 @@ def _match(
         alive = inside & (tl.load(line + place, mask=inside, other=-1) == end)
         lengths += alive.to(tl.int32)
         back += 1
-        going = tl.where(back < LONGEST, tl.max(alive.to(tl.int32), 0), 0)
+        going = tl.where(back < MAX_MATCH, tl.max(alive.to(tl.int32), 0), 0)
     return lengths
 
 
 @triton.jit
 def _lowered_kernel(
     logits, row_step, rows, slots, tokens, columns, windows, sets, words, set_of_slot, multipliers, bases, allowed,
-    vocabulary, lowered, GREATEST: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr,
+    vocabulary, lowered, GREATEST: tl.constexpr, MAX_MATCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the most that the logit of each token of the window may be; inf where nothing follows from its place."""
     number = tl.program_id(0)
@@ -70,7 +70,7 @@ def _lowered_kernel(
     token = tl.load(line + at, mask=at < columns, other=-1)
     wanted = (at > start) & (token >= 0) & (token < vocabulary)
     which = tl.load(set_of_slot + slot)
-    lengths = _match(line, at, start, columns, sets, words, which, vocabulary, wanted, True, LONGEST)
+    lengths = _match(line, at, start, columns, sets, words, which, vocabulary, wanted, True, MAX_MATCH)
     meant = wanted & (lengths >= least)
     growth = tl.exp2(tl.log2(tl.load(bases + slot)) * (lengths - least).to(tl.float32))
     penalty = tl.minimum(multiplier * growth, GREATEST)
@@ -86,7 +86,7 @@ def _write_lowered_kernel(logits, row_step, rows, tokens, columns, lowered, BLOC
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = number.to(tl.int64) * columns + at
     value = tl.load(lowered + place, mask=at < columns, other=float("inf"))
-    # Where it is -inf already, there is nothing to write.
+    # If it is -inf already, there is nothing to write.
     meant = (value < float("inf")) & (value > float("-inf"))
     token = tl.load(tokens + place, mask=meant, other=0)
     row = tl.load(rows + number).to(tl.int64)
@@ -96,7 +96,7 @@ def _write_lowered_kernel(logits, row_step, rows, tokens, columns, lowered, BLOC
 @triton.jit
 def _banned_kernel(
     slots, tokens, columns, windows, sets, words, set_of_slot, needed, vocabulary, banned,
-    LONGEST: tl.constexpr, BLOCK: tl.constexpr,
+    MAX_MATCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Find the tokens of the window that would complete a sequence; -1 at the other places."""
     number = tl.program_id(0)
@@ -104,11 +104,11 @@ def _banned_kernel(
     slot = tl.load(slots + number)
     line = tokens + number.to(tl.int64) * columns
     least = tl.load(needed + slot).to(tl.int32)
-    start = tl.where(least <= LONGEST, columns - tl.load(windows + slot).to(tl.int32), columns)
+    start = tl.where(least <= MAX_MATCH, columns - tl.load(windows + slot).to(tl.int32), columns)
     token = tl.load(line + at, mask=at < columns, other=-1)
     free = _in_set(sets, words, tl.load(set_of_slot + slot), token, vocabulary)
     wanted = (at >= start) & (token >= 0) & (token < vocabulary) & (free == 0)
-    lengths = _match(line, at, start, columns, sets, words, 0, vocabulary, wanted, False, LONGEST)
+    lengths = _match(line, at, start, columns, sets, words, 0, vocabulary, wanted, False, MAX_MATCH)
     meant = wanted & (lengths >= least)
     tl.store(banned + number.to(tl.int64) * columns + at, tl.where(meant, token, -1), at < columns)
 
@@ -117,7 +117,7 @@ def _banned_kernel(
 def _write_banned_kernel(
     logits, row_step, rows, banned, columns, before, vocabulary, BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr
 ):
-    """One program bans all of a row's tokens, and takes that back where none stays possible."""
+    """One program bans all of a row's tokens, and takes that back if none stays possible."""
     number = tl.program_id(0)
     line = banned + number.to(tl.int64) * columns
     saved = before + number.to(tl.int64) * columns
@@ -171,7 +171,7 @@ def lower_repetitions(
     grid = (count, triton.cdiv(columns, _BLOCK))
     _lowered_kernel[grid](
         logits, logits.stride(0), rows.rows, slots, tokens, columns, windows, sets, sets.shape[1], set_of_slot,
-        multipliers, bases, allowed, vocabulary, lowered, greatest, LONGEST, _BLOCK,
+        multipliers, bases, allowed, vocabulary, lowered, greatest, MAX_MATCH, _BLOCK,
     )  # fmt: skip
     _write_lowered_kernel[grid](logits, logits.stride(0), rows.rows, tokens, columns, lowered, _BLOCK)
 
@@ -192,7 +192,8 @@ def ban_repetitions(
     count, columns = tokens.shape
     banned = torch.empty_like(tokens)
     _banned_kernel[(count, triton.cdiv(columns, _BLOCK))](
-        slots, tokens, columns, windows, sets, sets.shape[1], set_of_slot, needed, vocabulary, banned, LONGEST, _BLOCK,
+        slots, tokens, columns, windows, sets, sets.shape[1], set_of_slot, needed, vocabulary, banned, MAX_MATCH,
+        _BLOCK,
     )  # fmt: skip
     ban(logits, rows.rows, banned)
 

@@ -20,7 +20,7 @@ class MatchingStrategy(SamplingStrategy):
 
     item: the name of the item in a plan
 
-    Option ``window``: how many of the last tokens are looked at at most.
+    Option ``window``: how many of the last tokens are looked at.
     """
 
     item: ClassVar[str]
@@ -42,10 +42,10 @@ class MatchingStrategy(SamplingStrategy):
     @classmethod
     def _read_window(cls, value: OptionValue) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < 2:
-            raise OptionError(f"must be at least 2, and is {value!r}", option="window", item=cls.item, fix="raise it")
+            raise OptionError(f"must be at least 2, but is {value!r}", option="window", item=cls.item, fix="raise it")
         if value > _WIDEST:
             raise OptionError(
-                f"must be at most {_WIDEST}, and is {value!r}", option="window", item=cls.item, fix="lower it"
+                f"must be at most {_WIDEST}, but is {value!r}", option="window", item=cls.item, fix="lower it"
             )
         return value
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft.bindings.sampling import arguments as room
-from vllm_graft.bindings.sampling.arguments import QUALNAME, arguments, unusable_samplers, user_processors
+from vllm_graft.bindings.sampling import engine_arguments as room
+from vllm_graft.bindings.sampling.engine_arguments import QUALNAME, arguments, unusable_samplers, user_processors
 from vllm_graft.contracts import Key, Sampler
 from vllm_graft.errors import ConfigError
 from vllm_graft.plan import Plan, PlanItem
@@ -28,7 +28,7 @@ def test_the_users_own_logits_processors_are_kept():
 
 
 def test_a_v2_runner_that_takes_no_samplers_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """In 0.26 to 0.30 the order VLLM_USE_V2_MODEL_RUNNER=1 and a sampler contradict one another."""
+    """In 0.26 to 0.30 the order VLLM_USE_V2_MODEL_RUNNER=1 and a sampler conflict."""
     monkeypatch.setattr(room, "v2_takes_samplers", lambda: False)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(
@@ -55,7 +55,7 @@ def test_engines_that_cannot_have_samplers():
 
 def test_a_required_sampler_stops_the_start():
     """Where else it would be left out."""
-    with pytest.raises(ConfigError, match="the sampler 'force' is required and cannot be used: a pooling model"):
+    with pytest.raises(ConfigError, match="the sampler 'force' is required but cannot be used: a pooling model"):
         unusable_samplers(engine("pooling"), plan(required=True))  # type: ignore[arg-type]
 
 
@@ -79,7 +79,7 @@ def test_a_sampler_for_every_request_must_fit_the_drafts(monkeypatch: pytest.Mon
     assert unusable_samplers(drafts, picks()) == {}  # type: ignore[arg-type]
     assert unusable_samplers(drafts, picks(defaults={"picks": False})) == {}  # type: ignore[arg-type]
     assert unusable_samplers(engine(v2=True), picks(defaults={"picks": True})) == {}  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"'picks' is to work on every request .*speculative.*\[options.picks\]"):
+    with pytest.raises(ConfigError, match=r"'picks' is configured for every request .*speculative.*\[options.picks\]"):
         unusable_samplers(drafts, picks(defaults={"picks": True}))  # type: ignore[arg-type]
 
 

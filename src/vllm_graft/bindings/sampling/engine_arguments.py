@@ -30,7 +30,7 @@ def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
             f"the sampler {planned[0].name!r} ({planned[0].origin}) cannot run on the V2 model runner of this vLLM, "
             "which takes custom logits processors from 0.31 on",
             where=f"{RUNNER_VARIABLE}=1",
-            fix=f"unset {RUNNER_VARIABLE}, install vLLM 0.31 or newer, or take the sampler out of the plan",
+            fix=f"unset {RUNNER_VARIABLE}, install vLLM 0.31 or newer, or remove the sampler from the plan",
         )
     # After theirs: vLLM applies custom processors in the order of this list, and ours should see their logits.
     theirs = [processor for processor in args.logits_processors or [] if processor != QUALNAME]
@@ -43,7 +43,7 @@ def unusable_samplers(config: VllmConfig, plan: Plan) -> dict[str, str]:
     if not planned:
         return {}
     reason = ""
-    # With these two vLLM raises for --logits-processors, but drops processors of entry points in silence.
+    # With these two vLLM raises for --logits-processors, but silently drops processors of entry points.
     if getattr(config.model_config, "runner_type", "") == "pooling":
         reason = "a pooling model picks no tokens"
     elif config.speculative_config is not None and not getattr(config, "use_v2_model_runner", False):
@@ -53,19 +53,19 @@ def unusable_samplers(config: VllmConfig, plan: Plan) -> dict[str, str]:
     if by_default and config.speculative_config is not None and not reason:
         from vllm_graft.bindings.sampling.requests import list_samplers
 
-        # A sampler for every request that works token by token, where the engine verifies several at a time.
+        # A sampler for every request that works token by token, if the engine verifies several at a time.
         for each in list_samplers(plan, Run("", 0, speculative=True)):
             if each.planned and each.refused and each.by_default:
                 raise ConfigError(
-                    f"the sampler {each.name!r} is to work on every request and cannot be used: {each.refused}",
+                    f"the sampler {each.name!r} is configured for every request but cannot be used: {each.refused}",
                     where=next(item.origin for item in plan if item.name == each.name),
-                    fix=f"take `defaults` out of [options.{each.name}], or start the engine without speculative "
+                    fix=f"remove `defaults` from [options.{each.name}], or start the engine without speculative "
                     "decoding",
                 )
     for item in planned:
         if reason and item.options.get("required"):
             raise ConfigError(
-                f"the sampler {item.name!r} is required and cannot be used: {reason}",
+                f"the sampler {item.name!r} is required but cannot be used: {reason}",
                 where=item.origin,
                 fix=f"start the engine without it, or drop `required` from [options.{item.name}]",
             )

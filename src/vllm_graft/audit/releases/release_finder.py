@@ -11,7 +11,7 @@ from vllm_graft.audit.releases.catalogue import Catalogue
 from vllm_graft.audit.releases.package_index import PackageIndex, number_of
 from vllm_graft.audit.releases.release import Release
 from vllm_graft.audit.releases.source_release import SourceRelease, fetch
-from vllm_graft.audit.releases.wheels import Progress
+from vllm_graft.audit.releases.wheels import FetchProgress
 from vllm_graft.errors import ConfigError
 from vllm_graft.sources.origins import Installed, Source
 
@@ -20,7 +20,7 @@ LATEST: Final = "latest"
 
 
 def same_release(name: str, other: str) -> bool:
-    """Return whether two versions are of one release, however they are written and for whatever build."""
+    """Return whether two versions are of one release, however they are written, ignoring the local build tag."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -30,7 +30,7 @@ def same_release(name: str, other: str) -> bool:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Return whether a release is older than another, for whatever build; False where one has no number."""
+    """Return whether a release is older than another, ignoring the local build tag; False if one has no number."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -39,11 +39,11 @@ def is_older(version: str, other: str) -> bool:
         return False
 
 
-class Library:
+class ReleaseFinder:
     """Finds releases by name: a number, "installed", "latest"."""
 
     def __init__(
-        self, catalogue: Catalogue | None = None, *, offline: bool = False, progress: Progress | None = None
+        self, catalogue: Catalogue | None = None, *, offline: bool = False, progress: FetchProgress | None = None
     ) -> None:
         self.catalogue = catalogue if catalogue is not None else Catalogue.shipped()
         self._offline = offline
@@ -58,7 +58,7 @@ class Library:
         return held
 
     def release(self, name: str) -> Release:
-        """Return a release; ConfigError where it is not available."""
+        """Return a release; ConfigError if it is not available."""
         if name == INSTALLED:
             source = Installed()
             if source.read("vllm") is None:
@@ -105,7 +105,7 @@ class Library:
             fetch(release.source, modules)
 
     def text(self, version: str, module: str, qualname: str) -> str | None:
-        """Return the source of a name in a release; None where it has none or the release cannot be read."""
+        """Return the source of a name in a release; None if it has none or the release cannot be read."""
         if version not in self._sources:
             try:
                 self._source(version)

@@ -46,24 +46,24 @@ class Run:
     processors: list[str] = field(default_factory=list)
 
 
-def carry(plan: Plan, run: Run) -> None:
+def export_plan(plan: Plan, run: Run) -> None:
     """Put plan and run where every child of this process finds them."""
     text = plan.to_json()
     if len(text) > _LIMIT:
         raise ConfigError(
-            f"the plan takes {len(text)} characters and at most {_LIMIT} can be carried",
+            f"the plan takes {len(text)} characters, but at most {_LIMIT} can be carried",
             fix="shorten the options, or put long values into a file that the item reads",
         )
     os.environ[PLAN_VARIABLE] = text
     os.environ[RUN_VARIABLE] = json.dumps(asdict(run))
 
 
-def carried_plan() -> Plan | None:
+def inherited_plan() -> Plan | None:
     """Return the plan that a parent process carried here, or None."""
     return _parse(PLAN_VARIABLE, "a plan", Plan.from_json)
 
 
-def carried_run() -> Run | None:
+def inherited_run() -> Run | None:
     """Return the run that a parent process carried here, or None."""
     return _parse(RUN_VARIABLE, "a run", lambda text: parse_dataclass(Run, json.loads(text), "the run"))
 
@@ -79,7 +79,7 @@ def _parse(variable: str, what: str, parse: Callable[[str], T]) -> T | None:
         raise ConfigError(f"does not hold {what}: {error!r}", where=variable, fix=fix) from error
 
 
-def drop() -> None:
+def clear_exported_plan() -> None:
     """Drop plan and run, so that later children of this process start without a plan."""
     os.environ.pop(PLAN_VARIABLE, None)
     os.environ.pop(RUN_VARIABLE, None)

@@ -40,8 +40,8 @@ def attach_free(pool: Any, output: Any) -> None:
 class FreedBlocks:
     """The blocks of a worker that are filled with NaN.
 
-    ``on_fill`` is told how many blocks were filled since the start. With ``null`` the null block is one of them, which
-    stands in block tables where a block is gone.
+    ``on_fill`` is called with the number of blocks filled since the start. With ``null`` the null block, which stands
+    in block tables where a block is gone, is one of them.
     """
 
     def __init__(self, blocks: int, null: bool, on_fill: Callable[[int], None]) -> None:
@@ -78,7 +78,7 @@ class FreedBlocks:
 
 
 def search_output(layer: Any) -> None:
-    """Have a layer raise when its output has NaN that its input has not."""
+    """Have a layer raise when its output has NaN but its input does not."""
     attend, name = layer.impl.forward, layer.layer_name
 
     def forward(
@@ -90,7 +90,7 @@ def search_output(layer: Any) -> None:
             output = kwargs["output"] if "output" in kwargs else args[0]
             if _has_nan(output[:tokens]) and not (_has_nan(query[:tokens]) or _has_nan(value[:tokens])):
                 raise ServingError(
-                    "its output has NaN and its input has none: it has read a KV block that is free",
+                    "its output has NaN but its input does not: it has read a KV block that is free",
                     where=name,
                     fix=f"report it with the plan and the requests; {VARIABLE}=0 turns the check off",
                 )

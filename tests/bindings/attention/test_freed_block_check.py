@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_graft.bindings.attention.freed_blocks import (
+from vllm_graft.bindings.attention.freed_block_check import (
     FREE,
     FreedBlocks,
     attach_free,
@@ -68,7 +68,7 @@ def test_nan_in_the_output_of_a_layer_is_raised_with_its_name():
     call(wrong, plain, 4)
     call(plain, wrong, 2)
     call(plain, wrong, None)
-    with pytest.raises(ServingError, match=r"l\.0: its output has NaN and its input has none"):
+    with pytest.raises(ServingError, match=r"l\.0: its output has NaN but its input does not"):
         call(plain, wrong, 4)
 
 
