@@ -78,7 +78,8 @@ def test_a_run_s_folder_that_somebody_removed_is_written_again_by_all(server: Se
     view = server.run_view()
     assert view is not None
     assert view.home is not None
-    shutil.rmtree(view.home)
+    # Moved first: the server may write a record into the folder while it is being emptied.
+    shutil.rmtree(view.home.rename(view.home.parent.with_name("removed")))
     everybody = ["ApiServer_0", "ApiServer_1", "EngineCore", "VllmWorker-0", "vllm"]
     deadline = time.monotonic() + 60
     while True:
