@@ -185,7 +185,7 @@ def test_a_node_notices_requests_from_a_front_end_without_a_plan(graft: Session,
     assert view is not None
     (engine,) = [row for row in view.rows() if "engine" in row["roles"]]  # type: ignore[operator]
     assert "S024" in str(engine["last_error"])
-    assert f"plan {view.plan.hash}: requests come from a front end that never asked for it" in said
+    assert f"plan {view.plan.hash}: requests arrive from a front end without a plan" in said
     assert said.count("requests come from a front end") == 1
 
 
@@ -211,12 +211,13 @@ def test_each_front_end_of_a_hybrid_balance_names_the_ranks_of_the_other(
             "EngineCore_DP1",
         }
         (finding,) = found["findings"]
-        assert (finding["code"], finding["level"], finding["subject"]) == ("S025", "warning", "data-parallel rank 2, 3")
-        assert "S025 warning: data-parallel rank 2, 3" in server.tail(1000)
+        assert (finding["code"], finding["level"]) == ("S025", "warning")
+        assert finding["subject"] == "data-parallel ranks 2, 3"
+        assert "S025 warning: data-parallel ranks 2, 3" in server.tail(1000)
         deadline = time.monotonic() + 60
         while "S025" not in node.tail(1000) and time.monotonic() < deadline:
             time.sleep(0.5)
-        assert "data-parallel rank 0, 1: " in next(line for line in node.tail(1000).splitlines() if "S025" in line)
+        assert "data-parallel ranks 0, 1: " in next(line for line in node.tail(1000).splitlines() if "S025" in line)
 
 
 def test_ranks_of_another_front_end_are_named():
@@ -226,4 +227,4 @@ def test_ranks_of_another_front_end_are_named():
     assert unmanaged_ranks(1, ranks[:1]) is None
     found = unmanaged_ranks(4, ranks[1:2])
     assert found is not None
-    assert (found.code, found.subject) == ("S025", "data-parallel rank 0, 2, 3")
+    assert (found.code, found.subject) == ("S025", "data-parallel ranks 0, 2, 3")

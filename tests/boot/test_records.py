@@ -315,7 +315,7 @@ def test_a_disk_without_room_at_the_start_is_said_to_be_full(graft: Session):
         server = graft.server("--served-model-name", "m").start()
         assert server.wait() != 0
         log = server.tail(10_000)
-        assert "no engine process has been recorded: the disk of " in log
+        assert "has no record of any engine process: the disk of " in log
         assert "check that vllm-graft is installed" not in log
     finally:
         subprocess.run(["umount", "--lazy", str(place)], check=True)

@@ -112,7 +112,7 @@ EngineArgs(model=MODEL, served_model_name="second", max_model_len=256).create_en
     assert "SAME TWICE" in done.stdout
     line = last_line(done)
     assert (
-        "a second engine with another plan in one process: the first has on-engine, this one on-engine, everywhere"
+        "this process already runs an engine with another plan: the first has on-engine, this one on-engine, everywhere"
         in line
     )
 

@@ -170,7 +170,7 @@ def test_an_engine_that_is_gone_is_said_to_be_gone():
     dead = in_child(_open_as_engine_and_die)
     found = {(finding.code, finding.where): finding for finding in runs()[0].findings()}
     engine = found["S007", "engine"]
-    assert engine.what == f"no engine process runs any more: {dead.name} (pid {dead.pid}) died"
+    assert engine.what == f"lost every engine process: {dead.name} (pid {dead.pid}) died"
     assert "installed" not in engine.fix
 
 
@@ -203,7 +203,7 @@ def test_a_full_disk_is_said_to_be_full(monkeypatch: pytest.MonkeyPatch):
     opened_alone().set_ready()
     monkeypatch.setattr(folder, "disk_full_reason", lambda place: "the disk of /x is full")
     (finding, _) = runs()[0].findings()
-    assert finding.what == "no engine process has been recorded: the disk of /x is full"
+    assert finding.what == "has no record of any engine process: the disk of /x is full"
     assert "free space there" in finding.fix
 
 
@@ -676,7 +676,7 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
     theirs.mkdir(parents=True)
     os.chown(theirs, 12345, 12345)
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "shared"))
-    with pytest.raises(LedgerError, match="is not a folder of this user"):
+    with pytest.raises(LedgerError, match="is not a directory owned by this user"):
         folder.state_folder()
 
 

@@ -101,7 +101,7 @@ def test_a_priority_is_capped(asked, given):
             f'[[caller]]\ntenant = "a"\nkey_sha256 = "{hashed("k")}"\nbest_priority = 3\npriority = 2\n',
             "is better than",
         ),
-        (f'[[caller]]\ntenant = "a"\nkey_sha256 = ["{hashed("k")}", "{hashed("k")}"]\n', "has a key of a"),
+        (f'[[caller]]\ntenant = "a"\nkey_sha256 = ["{hashed("k")}", "{hashed("k")}"]\n', "uses the same key as a"),
         ('tenant_header = "X"\n[[caller]]\ntenant = "a"\n[[caller]]\ntenant = "a"\n', "there are two callers 'a'"),
         ("tenant_header = 3\n", "tenant_header must be a string"),
         ("others = 3\n", "`others` must be a table"),

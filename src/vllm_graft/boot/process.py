@@ -44,7 +44,7 @@ class Process:
     fork_hooks_registered: whether the handlers for forked children are registered
     deferred_error:        an error that could not be raised where it happened; the next engine, worker or plan
                            raises it
-    front_end_check_done:  whether a front end has asked this engine for its records, or the lack of it is recorded
+    front_end_check_done:  whether a front end has asked this engine for its records, or that none did is recorded
     """
 
     def __init__(self) -> None:
@@ -220,8 +220,8 @@ class Process:
         if self.front_end_check_done or self.plan is None:
             return
         self.front_end_check_done = True
-        what = "requests come from a front end that never asked for it: its node has no plan"
-        text = f"plan {self.plan.hash}: {what}, so this one is active on its own node alone. Next: {SAME_PLAN}"
+        what = "requests arrive from a front end without a plan"
+        text = f"plan {self.plan.hash}: {what}, so this plan is active on this node only. Next: {SAME_PLAN}"
         current().note_error("S024", text)
 
     def drop_plan(self) -> None:

@@ -171,9 +171,10 @@ def unmanaged_ranks(size: int, engines: Sequence[bytes]) -> Finding | None:
     others = [str(rank) for rank in range(size) if rank not in managed]
     if not others:
         return None
-    what = "answers to another front end, so this one cannot tell what is active there"
+    noun, verb = ("rank", "reports") if len(others) == 1 else ("ranks", "report")
+    what = f"{verb} to another front end, so this one cannot tell what is active there"
     where, fix = "external or hybrid load balancing", "check that /graft/status of every front end shows the same plan"
-    return Finding("S025", "warning", f"data-parallel rank {', '.join(others)}", what, where, fix)
+    return Finding("S025", "warning", f"data-parallel {noun} {', '.join(others)}", what, where, fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ def compare(plan: Plan, answers: Iterable[str] = ()) -> None:
     found = [finding for finding in comparison.missing(living, plan) if finding.level == "error"]
     found += comparison.unproven(report.rows, plan, disk_full_reason())
     if report.unrecorded and plan.needed_by({"worker"}):
-        what = f"{report.unrecorded} of its workers have no record, so nothing is proven active there"
+        what = f"is not proven active in {report.unrecorded} workers, which answered without a record"
         fix = "look for an earlier error of these processes in the server's log"
         found.append(Finding("S007", "error", f"plan {plan.hash}", what, "worker", fix))
     for finding in found:

@@ -43,8 +43,9 @@ def engine_config(
     known = process.plan
     if known is not None and known.hash != plan.hash:
         what = (
-            f"a second engine with another plan in one process: the first has {_items(known)}, this one {_items(plan)};"
-            " patches belong to a process, so one of the two would not get what it asked for"
+            "this process already runs an engine with another plan:"
+            f" the first has {_items(known)}, this one {_items(plan)};"
+            " patches apply to the whole process, so one of the two would run with the wrong ones"
         )
         fix = "run the second model in a process of its own, or give both the same plan"
         raise ConfigError(what, where=f"model {plan.model}", fix=fix)

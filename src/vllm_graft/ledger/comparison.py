@@ -177,11 +177,11 @@ def unproven(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> list
             continue
         if gone := [row for row in rows if role in row["roles"]]:
             fates = ", ".join(f"{row['name']} (pid {row['pid']}) {row['life']}" for row in gone)
-            what, fix = f"no {role} process runs any more: {fates}", _NEXT["gone"]
+            what, fix = f"lost every {role} process: {fates}", _NEXT["gone"]
         elif shortage:
-            what, fix = f"no {role} process has been recorded: {shortage}", _NEXT["unsaved"]
+            what, fix = f"has no record of any {role} process: {shortage}", _NEXT["unsaved"]
         else:
-            what, fix = f"no {role} process has reported, so nothing is proven active there", _NEXT["unproven"]
+            what, fix = f"is not proven active in any {role} process: none has reported", _NEXT["unproven"]
         found.append(Finding("S007", "error", f"plan {plan.hash}", what, role, fix))
     return found
 
@@ -217,7 +217,7 @@ def _other_plan(row: ProcessRow, plan: Plan) -> Finding:
     needed = [item.name for item in plan.needed_by({role for role in ROLES if role in row["roles"]})]
     where = f"node {row['host']}" if row["host"] else ""
     if not row["plan"] and row["last_error"]:
-        what = f"did not say what it has: {row['last_error']}"
+        what = f"did not report its state: {row['last_error']}"
         return Finding("S023", "error" if needed else "warning", _subject(row), what, where, _NEXT["unanswered"])
     if not row["plan"]:
         without = f", and lacks {', '.join(needed)}" if needed else ""

@@ -35,7 +35,7 @@ BEAT: Final = 2  # the last sign of life, in milliseconds since the epoch; 0 if 
 ASIDES: Final = 3  # the number of quarantined items, each counted once the record on disk says so
 """The cells of the header."""
 
-ORDERLY: Final = 1  # the process may end: it was asked to, or is doing so by itself
+ORDERLY: Final = 1  # a clean exit, requested or of its own accord
 CLOSED: Final = 2  # the record was closed in a process that lives on
 FAILED: Final = 3  # the process ends because of an error
 """The values of the cell ``ENDED``."""

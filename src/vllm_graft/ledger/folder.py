@@ -180,7 +180,7 @@ def _usable(folder: Path, create: bool, named: bool) -> Path | None:
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
         # In a shared folder such as /tmp anyone may have made it first.
         raise LedgerError(
-            f"{folder} is not a folder of this user",
+            f"{folder} is not a directory owned by this user",
             where=VARIABLE if named else "",
             fix=f"remove it, or point {VARIABLE} at a folder of your own",
         )

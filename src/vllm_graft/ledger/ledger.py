@@ -46,7 +46,7 @@ class Ledger:
         """The run that this process began, until its plan is written."""
         self._unsaved = ""
         self.unfinished = ""
-        """The failure to record if the process ends now without an error, as a worker that vLLM could not start."""
+        """The failure to record if the process exits without an error before it is ready; empty once it is."""
 
     @property
     def home(self) -> Path | None:

@@ -15,7 +15,7 @@ from vllm_graft.patching.engine import Engine, default_engine
 from vllm_graft.points import PATCHES_VARIABLE, custom_patches
 from vllm_graft.switches import allowed_plugins, disabled
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.graft")
 
 _registered: dict[str, list[Patch]] = {}
 

@@ -218,4 +218,6 @@ def stricter(level: OnDrift) -> OnDrift:
     for known in _STRICTER[1:]:
         if asked == known:
             return max(level, known, key=_STRICTER.index)
-    raise ConfigError(f"it is {asked!r}", where=ON_DRIFT, fix="set it to warn or refuse, or unset it")
+    raise ConfigError(
+        f"must be warn or refuse, but is {asked!r}", where=ON_DRIFT, fix="set it to warn or refuse, or unset it"
+    )

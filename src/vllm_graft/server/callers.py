@@ -116,7 +116,7 @@ class Callers:
                 raise table.wrong(None, f"{who} has no key", "add key_sha256, or name a tenant_header")
             for key in keys:
                 if key in by_key:
-                    raise table.wrong(None, f"{who} has a key of {by_key[key].tenant}", "remove one of the two")
+                    raise table.wrong(None, f"{who} uses the same key as {by_key[key].tenant}", "remove one of the two")
                 by_key[key] = caller
             if tenant_header and by_tenant.setdefault(caller.tenant, caller) is not caller:
                 raise table.wrong(None, f"there are two callers {caller.tenant!r}", "make them one, with both keys")

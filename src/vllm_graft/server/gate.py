@@ -42,7 +42,7 @@ UNSEEN_S: Final = 0.2
 OPEN: Final = frozenset({"/health", "/ping", "/ready", "/readyz", "/load", "/version", "/metrics"})
 """Paths that need no caller: they show the state of the server, and nothing of any request."""
 
-_UNKNOWN_CALLER: Final = Refusal("no caller of this server has that key", status=401)
+_UNKNOWN_CALLER: Final = Refusal("the API key is missing or unknown", status=401)
 
 _ERROR_TYPES: Final = {
     400: "BadRequestError",
@@ -118,7 +118,7 @@ class Gate:
             return None
         callers = self._callers.now()
         for name in filter(None, (callers.key_header, callers.tenant_header)):
-            # One is the client's and the other the gateway's, in either order.
+            # With two values we cannot tell which one the gateway set.
             if len(request.headers(name)) > 1:
                 return Refusal(f"the header {name} is sent more than once", status=400)
         tenant = as_utf8(request.header(callers.tenant_header).strip()) if callers.tenant_header else ""

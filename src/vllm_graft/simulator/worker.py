@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("vllm.graft")
 
 _MEMORY = frozenset({"weights", "kv_cache"})
 """The parts of memory that sleep and wake, by vLLM's names."""
@@ -170,7 +170,11 @@ class SimulatedWorker(WorkerBase):
         # vLLM pauses its scheduler while the device sleeps; a step then is an error of the caller.
         if self._asleep:
             parts = ", ".join(sorted(self._asleep))
-            raise ConfigError(f"a step came while {parts} slept", where="simulated accelerator", fix="wake it up first")
+            raise ConfigError(
+                f"execute_model was called while {parts} is asleep",
+                where="simulated accelerator",
+                fix="wake it up first",
+            )
         self._drafting = (batch, scheduler_output.num_spec_tokens_to_schedule)
         end = self._timeline.launch(
             self.stage_seconds(batch),

@@ -89,7 +89,7 @@ def test_the_nearest_shares_most_of_the_number():
 @pytest.mark.parametrize(
     ("status", "what", "fix"),
     [
-        (403, "refuses to give it (HTTP 403)", "the index, user or proxy that may read it"),
+        (403, "denies access (HTTP 403)", "the index, user or proxy that may read it"),
         (404, "does not have it (HTTP 404)", "set PIP_INDEX_URL to an index that has vllm"),
         (429, "too many requests from here (HTTP 429)", "wait 17 s and try again"),
         (500, "answers with HTTP 500", "try again later"),

@@ -84,7 +84,7 @@ def test_beams_are_served_without_keys_of_the_policy_alone(server: ServerProcess
     for keys in ({"vllm_xargs": {"kv_keep": 0.5}}, {"kv_keep": 0.5}):
         found, answer = server.post(path, {**body, **keys})
         assert found == 400, answer
-        assert "kv_keep: vLLM hands no vllm_xargs on to beam search" in json.loads(answer)["error"]["message"]
+        assert "kv_keep: cannot be combined with use_beam_search" in json.loads(answer)["error"]["message"]
 
 
 @pytest.mark.server

@@ -702,7 +702,7 @@ def exaggerate(logits, rows):
     logits[rows.rows] = math.inf
 
 
-SPOILT = "ValueError: step gave NaN or +inf where numbers belong, in "
+SPOILT = "ValueError: step gave NaN or +inf, in "
 GIVEN = "ValueError: step was given logits of (2, 8) float32 on cpu but left or returned "
 
 
@@ -874,7 +874,7 @@ def test_a_limit_that_is_no_number_costs_the_truncation():
     bench.change(added=[(0, {"at_least": 0.025})])
     assert bench.run(1).isfinite().all()
     assert bench.state("lost") == "quarantined"
-    assert "threshold gave NaN or +inf where numbers belong, in 1 of 1 rows" in bench.ledger._items["lost"].reason
+    assert "threshold gave NaN or +inf, in 1 of 1 rows" in bench.ledger._items["lost"].reason
 
 
 def test_what_was_generated_can_be_read_and_not_written():

@@ -243,7 +243,7 @@ def refusal(answer: HttpResponse, url: str, fix: str) -> ConfigError:
     status = answer.status
     where = without_password(url)
     if status in (401, 403, 407):
-        what = f"the server refuses to give it (HTTP {status})"
+        what = f"the server denies access (HTTP {status})"
         fix = f"give pip the index, user or proxy that may read it (`pip config`, netrc), or {fix}"
     elif status in (404, 410):
         what = f"the server does not have it (HTTP {status})"

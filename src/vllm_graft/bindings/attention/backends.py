@@ -144,9 +144,11 @@ class Compactor:
         self.sliding = 0 if self.shape else int(getattr(spec, "sliding_window", None) or 0)
         self.evicts = isinstance(spec, FullAttentionSpec) and not self.sliding
         """Whether blocks are evicted one by one, and are null in the tables."""
-        self.most = self.shape.most if self.shape else self.sliding + self.block_size - 1
         if self.evicts:
-            self.most = config.model_config.max_model_len + config.scheduler_config.max_num_batched_tokens
+            most = config.model_config.max_model_len + config.scheduler_config.max_num_batched_tokens
+        else:
+            most = self.shape.most if self.shape else self.sliding + self.block_size - 1
+        self.most = most
         """The most tokens of a row of one query."""
         self.on_cpu = torch.device(device).type == "cpu"
         self._row_windows = row_windows

@@ -141,9 +141,9 @@ class EvictingManager(FullAttentionManager):
         self._scores[request_id] = latest
 
     def _keys_of(self, request: Request) -> dict[str, object]:
-        """Return a request's keys for the policy: what that does to a list must not reach the request.
+        """Return a copy of a request's keys, so that a policy cannot change the request's own lists.
 
-        Copied once for a request, which is asked about with every block: the list of a client may be long.
+        Copied once per request, although the policy is asked with every block: a client's list may be long.
         """
         extra = getattr(request.sampling_params, "extra_args", None)
         if not extra:
@@ -179,7 +179,7 @@ class EvictingManager(FullAttentionManager):
 
 
 def validate(answer: object, evictable: Collection[int], request_id: str) -> list[int]:
-    """Return a policy's answer as a list; raise ValueError for a block that it may not evict."""
+    """Return a policy's answer as a list; raise ValueError for a block it may not evict, TypeError for no list."""
     if not isinstance(answer, Collection) or isinstance(answer, str | bytes):
         raise TypeError(f"evict() must return a collection of block indices, but returned {answer!r}")
     found: set[int] = set()

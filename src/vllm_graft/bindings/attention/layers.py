@@ -28,7 +28,7 @@ EVICTIONS: Final = "graft_evicted"
 """The attribute of a step's schedule with the evicted blocks of each request, which vLLM pickles to its workers."""
 
 SCORES: Final = "graft_scores"
-"""The attribute of a step's output with the scores of requests: a row for each, not a number where no block is."""
+"""The attribute of a step's output with the scores of requests: one row per request, NaN where there is no block."""
 
 _ASKING: Final = "graft_asking"
 """The attribute of vLLM's ``KVCacheManager`` with those of its managers that ask the policy."""

@@ -101,7 +101,7 @@ def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, obj
     extra = {**(top_level or {}), **(xargs or {})}
     known = _planned_keys() if extra else None
     if known is not None and (said := [name for name in known.kind.keys if extra.get(name) is not None]):
-        raise ValueError(f"{', '.join(said)}: vLLM hands no vllm_xargs on to beam search; leave out one of the two")
+        raise ValueError(f"{', '.join(said)}: cannot be combined with use_beam_search; leave out one of the two")
 
 
 def policy_keys(plan: Plan) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """One sampler in a worker: the requests that are its own, and its methods, guarded and metered.
 
-The plan decides what an exception costs. ``quarantine``: the sampler, which is put aside for good while all requests go
-on. ``request``: the request it was raised for, which ends with an error; a batch that raised is split to find it.
-Either way the rows stay as they were before: a strategy works on a copy of its own rows, unless it ships with this
-package and promises that a step which raises has changed nothing.
+The option ``on_error`` decides what happens when a sampler raises. ``quarantine`` puts the sampler aside for good, and
+all requests go on without it. ``request`` ends only the request it was raised for; a batch that raised is split to find
+that one. Either way the rows stay as they were before: a strategy works on a copy of its own rows, unless it ships with
+this package and promises that a step which raises has changed nothing.
 """
 
 from __future__ import annotations

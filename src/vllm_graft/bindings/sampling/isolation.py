@@ -18,7 +18,7 @@ from vllm_graft.contracts.kernels import has_triton, indices
 from vllm_graft.contracts.rows import History
 from vllm_graft.ledger.guard import raised_by_signal
 
-NOT_NUMBERS: Final = "NaN or +inf where numbers belong"
+NOT_NUMBERS: Final = "NaN or +inf"
 
 
 class IsolatedStep:

@@ -183,7 +183,7 @@ class SamplerKeys:
         self._cached_complaint = functools.lru_cache(_REMEMBERED)(self._complain)
 
     def check(self, extra: Mapping[str, object], unusable: str = "") -> None:
-        """Refuse a request whose keys cannot be right; with a reason why samplers are ``unusable``, one that asks."""
+        """Raise ValueError for invalid keys; with ``unusable``, a reason, for any request that asks for a sampler."""
         if not extra:
             return
         refuse_unsendable(extra)

@@ -9,7 +9,7 @@ from vllm_graft.doctor.environment import Environment, describe_entries
 from vllm_graft.findings import Finding
 
 CODE = "D018"
-TITLE = "A platform plugin beside an order for the CPU"
+TITLE = "A platform plugin beside a request for the CPU"
 
 
 def check(env: Environment) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ _ROOTS: Final = ("object", "any")
 _PLACE: Final = "constrained-json"
 """The name under which a request's ``state`` holds its document."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("vllm.graft")
 
 
 @dataclass(slots=True)
