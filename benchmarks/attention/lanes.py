@@ -24,9 +24,11 @@ EVERYBODY: Final = -1
 class Network:
     """A model, and the sizes of its KV cache."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
         AttentionInterface.register("lanes", attend)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="lanes")
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="lanes"
+        ).to(device)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         config = self.model.config
         self.heads: int = config.num_attention_heads

@@ -1,10 +1,11 @@
-"""What KV policies cost in quality: perplexity on long texts, and answers about a long context. On CPU, without vLLM.
+"""What KV policies cost in quality: perplexity on long texts, and answers about a long context. Without vLLM.
 
-    python -m benchmarks.attention quality [--model DIR] [--texts N] [--json FILE] [--svg FILE]
+    python -m benchmarks.attention quality [--model DIR] [--texts N] [--device cuda] [--json FILE] [--svg FILE]
     python -m benchmarks.attention quality --record benchmarks/attention/quality.json [--svg FILE]  # of an earlier run
 
 The model is computed by Hugging Face in float32, over exactly the tokens that a policy keeps. For a window, a server
-computes the same function, which the tests and `tokens` show. A process for each core, with about 2.5 GB each.
+computes the same function, which the tests and `tokens` show. A process for each core, with about 2.5 GB each for the
+embedded model; `python -m benchmarks.attention.qwen DIR` makes a larger one.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ def main() -> None:
         "--texts", type=int, default=2, choices=range(1, len(TEXTS) + 1), help="how many texts are read"
     )
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--device", default="cpu", help="where the model is computed, such as cuda")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--record", type=Path, help="show the record of an earlier run; nothing is computed")
     args = parser.parse_args()
     record: Row = json.loads(args.record.read_text()) if args.record else {}
     if not args.record:
-        for record in measure(args.model or embedded_model(), args.texts, args.processes):
+        for record in measure(args.model or embedded_model(), args.texts, args.processes, args.device):
             if args.json:
                 args.json.write_text(json.dumps(record, indent=1) + "\n")
     print(*tables(record), sep="\n\n")
@@ -58,12 +60,12 @@ def main() -> None:
         args.svg.write_text(draw(record), encoding="utf-8")
 
 
-def measure(folder: Path, texts: int, processes: int) -> Iterator[Row]:
+def measure(folder: Path, texts: int, processes: int, device: str) -> Iterator[Row]:
     """Run all jobs, each in a process with one thread; yield the record as it grows."""
     jobs = [*(("text", i) for i in range(texts)), *(("context", i) for i in range(CONTEXTS))]
     done: list[Row] = []
     start = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(processes, _prepare, (folder,)) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, _prepare, (folder, device)) as pool:
         for result in pool.imap_unordered(_run, jobs, chunksize=1):
             done.append(result)
             print(f"{result['kind']} {result['number']}: {result['seconds']:.0f} s", flush=True)
@@ -73,14 +75,16 @@ def measure(folder: Path, texts: int, processes: int) -> Iterator[Row]:
 _network: Network
 
 
-def _prepare(folder: Path) -> None:
+def _prepare(folder: Path, device: str) -> None:
     """Load the model in a process of the pool."""
     global _network
     # Two threads on cores that others use too wait for each other at every product.
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     transformers.logging.disable_progress_bar()
-    _network = Network(folder)
+    _network = Network(folder, device)
+    # Lanes, positions and masks are made beside the model.
+    torch.set_default_device(device)
 
 
 def _run(job: Job) -> Row:

@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.attention.serving import policy_figures
+
 from vllm_graft.bindings.attention.compaction import WindowShape
 from vllm_graft.testing.packages import lay_out
 
@@ -73,6 +75,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "V2, float32, Triton, blocks of 16": ("sink-window", "1", {**FLOAT32, "block_size": 16}),
     "V2, float32, Triton, evicted": ("every-other", "1", {**FLOAT32, "async_scheduling": False}),
     "V1, float32, Triton, evicted": ("every-other", "0", {**FLOAT32, "async_scheduling": False}),
+    "V2, float32, Triton, eager": ("sink-window", "1", {**FLOAT32, "enforce_eager": True}),
+    "V2, float32, Triton, evicted, eager": (
+        "every-other",
+        "1",
+        {**FLOAT32, "async_scheduling": False, "enforce_eager": True},
+    ),
     "V2, own windows": ("own windows", "1", {}),
     "V2, float32, Triton, own windows": ("own windows", "1", FLOAT32),
     "V1, float32, Triton, own windows": ("own windows", "0", FLOAT32),
@@ -197,6 +205,7 @@ def answer(model: str, case: str) -> dict[str, Any]:
         "logprob_difference": round(difference, 5),
         "cached": [output.num_cached_tokens for output in rounds[1]],
         **({"evicted_blocks": blocks_gone} if plan in EVICTING else {}),
+        "figures": policy_figures(),
     }
 
 
