@@ -7,9 +7,10 @@ cache. Each way is captured in a CUDA graph; the graphs are replayed in turn, so
 time is the median of seven rounds. Ours have a 32nd of the time to build their tables, since 32 layers share them.
 
 - FA3 full, FA3 window, Triton window: the stock kernels as vLLM calls them, on the whole block table
-- Flex: compiled FlexAttention with the mask of `sink-window`, over a gathered cache (`--flex`)
-- compact-window: FlashAttention 3 with the model's window, over a block table that begins at the window
-- sink-window: FlashAttention 3 without a window, over the compacted block table
+- Flex: compiled FlexAttention with the mask of `sink-window`, over a gathered cache (`--flex`); torch 2.11 does
+  not compile it for the shapes with 2^31 numbers in their keys
+- compact-window: FlashAttention 3 over a table of the window's tokens, a page for each
+- sink-window: FlashAttention 3 over the compacted block table
 - floor: the bytes of the window by the bandwidth of a copy in the same run
 - goal: what a window of 4,096 tokens may take at batch 1, 64 and 256
 - best stock: the fastest of the stock windows; a way of ours is marked where it takes longer
@@ -29,10 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from benchmarks.attention.token_tables import list_tokens
 
 from vllm_graft.bindings.attention.compaction import WindowShape
-from vllm_graft.bindings.attention.triton_kernels import compact_single_tokens
+from vllm_graft.bindings.attention.triton_kernels import compact_single_tokens, list_tokens
 
 HEADS, KV_HEADS, SIZE, BLOCK, LAYERS = 32, 8, 128, 16, 32
 WINDOW, SINKS, SPLITS = 4096, 64, 32
@@ -79,10 +79,11 @@ def main() -> None:
 
 
 def print_table(rows: list[Facts]) -> None:
-    names = [name for name in rows[0] if not name.startswith("error")]
+    names = [name for name in max(rows, key=len) if not name.startswith("error")]
     print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
     for row in rows:
-        cells = [f"{row[name]:.1f}" if isinstance(row[name], float) else str(row[name]) for name in names]
+        values = [row.get(name, "") for name in names]
+        cells = [f"{value:.1f}" if isinstance(value, float) else str(value) for value in values]
         print("| " + " | ".join(cells) + " |")
 
 
@@ -234,9 +235,9 @@ class Layer:
         return Way(self.flash(table, lengths, self.shape.most), self.in_sink_window, build)
 
     def compact_window(self) -> Way:
-        """The model's own window over a table that begins at it; the kernel masks the rest of the first block."""
-        table, lengths, build = self.compacted(None)
-        return Way(self.flash(table, lengths, WINDOW + BLOCK - 1, WINDOW), self.in_window, build)
+        """The model's own window by a table of tokens; it is as wide as the window, so the kernel drops the window."""
+        table, lengths, build = self.tokens()
+        return Way(self.flash(table, lengths, WINDOW, WINDOW, page=1), self.in_window, build)
 
     def variants(self) -> dict[str, Way]:
         """Other ways to attend to the model's own window, and other numbers of splits for `sink-window`."""
@@ -246,11 +247,11 @@ class Layer:
         tokens, number, build_tokens = self.tokens()
         skipped = torch.full_like(lengths, max(0, self.context - WINDOW) % BLOCK)
         ways = {
+            "blocks": lambda: self.flash(table, lengths, most, WINDOW),
             "blocks, 1 split": lambda: self.flash(table, lengths, most, WINDOW, splits=1),
             "blocks, own splits": lambda: self.flash(table, lengths, most, WINDOW, splits=0),
             "blocks, no plan": lambda: self.flash(table, lengths, most, WINDOW, planned=False),
             "blocks, skipped tokens": lambda: self.flash(table, lengths, most, skipped=skipped),
-            "tokens": lambda: self.flash(tokens, number, WINDOW, WINDOW, page=1),
             "tokens, 1 split": lambda: self.flash(tokens, number, WINDOW, WINDOW, page=1, splits=1),
             "tokens, no plan": lambda: self.flash(tokens, number, WINDOW, WINDOW, page=1, planned=False),
         }
@@ -264,12 +265,7 @@ class Layer:
                 seen[name] = self.in_sink_window
         found = {}
         for name, make in ways.items():
-            try:
-                attend = make()
-                attend()
-                torch.cuda.synchronize()
-            except (RuntimeError, TypeError) as failure:
-                print(f"{name}: {failure}".splitlines()[0], flush=True)
+            if not (attend := tried(make, name)):
                 continue
             builds = {"tokens": build_tokens, "blocks": build, "sink": sink_build}
             found[name] = Way(attend, seen[name], builds[name.partition(",")[0]])
@@ -314,12 +310,24 @@ class Layer:
         return max(float((self.out[row].double() - self.reference(way.seen, row)).abs().max()) for row in rows)
 
 
+def tried(make: Callable[[], Call], name: str) -> Call | None:
+    """Return a way that has run once; None, with its error printed, for one that does not run in a shape."""
+    try:
+        attend = make()
+        attend()
+        torch.cuda.synchronize()
+    except (RuntimeError, TypeError) as failure:
+        print(f"{name}: {failure}".splitlines()[0], flush=True)
+        return None
+    return attend
+
+
 def measure(batch: int, context: int, bandwidth: float, *, flex: bool, variants: bool) -> Facts:
     """One row of the table."""
     layer = Layer(batch, context)
     ways = layer.stock()
-    if flex:
-        ways["Flex"] = Way(layer.flex(), layer.in_sink_window)
+    if flex and (attend := tried(layer.flex, "Flex")):
+        ways["Flex"] = Way(attend, layer.in_sink_window)
     ways |= {"compact-window": layer.compact_window(), "sink-window": layer.sink_window()}
     if variants:
         ways |= layer.variants()

@@ -61,7 +61,13 @@ class RecordedScores(ScoredBlocks):
         return record(request, super().evict(request))
 """
 TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-attention-kernel.md"
-ENGINE: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 256, "seed": 0, "block_size": 32}
+ENGINE: dict[str, Any] = {
+    "gpu_memory_utilization": 0.1,
+    "max_model_len": 1024,
+    "max_num_batched_tokens": 256,
+    "seed": 0,
+    "block_size": 32,
+}
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 OWN_WINDOW = {"hf_overrides": {"sliding_window": 100}}
 FLOAT32 = {"dtype": "float32", "attention_backend": "TRITON_ATTN"}

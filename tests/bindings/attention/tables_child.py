@@ -7,13 +7,17 @@ import json
 import os
 import random
 import traceback
+from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
+from vllm_graft.bindings.attention import token_tables
 from vllm_graft.bindings.attention.compaction import StepRows, WindowShape, cut, shift, without_null
-from vllm_graft.bindings.attention.triton_kernels import compact_evicted, compact_single_tokens
+from vllm_graft.bindings.attention.triton_kernels import compact_evicted, compact_single_tokens, list_tokens
+
+HEADS, SIZE = 2, 3
 
 
 def some_rows(draw, block):
@@ -82,6 +86,67 @@ def check_evicted_blocks():
         lengths, blocks = torch.zeros(4, dtype=torch.int32), torch.zeros_like(rows.blocks)
         compact_evicted(rows.lengths, rows.blocks, lengths, blocks, block)
         same(StepRows(rows.starts, lengths, blocks), without_null(rows, block), block)
+
+
+def caches(blocks, block):
+    """One cache in the layouts that vLLM has: tokens or heads first, blocks of all layers side by side."""
+    plain = torch.randn(blocks, HEADS, block, 2 * SIZE)
+    yield plain
+    yield plain.transpose(1, 2).contiguous().transpose(1, 2)
+    beside = torch.randn(blocks, 3, block, HEADS, 2 * SIZE)
+    beside[:, 1] = plain.transpose(1, 2)
+    yield beside[:, 1].transpose(1, 2)
+
+
+def check_tables_of_tokens():
+    """Each row sees the last tokens of its request, in order, in every layout of the cache."""
+    draw = random.Random(4)
+    for block, window in ((16, 100), (32, 600)):
+        rows = some_rows(draw, block)
+        for cache in caches(int(rows.blocks.max()) + 1, block):
+            lengths, tokens = torch.zeros(4, dtype=torch.int32), torch.zeros(4, window, dtype=torch.int32)
+            stride = token_tables.token_stride(cache)
+            list_tokens(rows.lengths, rows.blocks, lengths, tokens, block, window, stride)
+            assert lengths.tolist() == [min(length, window) for length in rows.lengths.tolist()]
+            pages = token_tables.by_token(cache)
+            for row, length in enumerate(rows.lengths.tolist()):
+                used = rows.blocks[row, : -(-length // block)].long()
+                whole = cache[used].transpose(1, 2).flatten(0, 1)[:length][-window:]
+                assert torch.equal(pages[tokens[row, : lengths[row]].long()][:, :, 0], whole), (block, window, row)
+
+
+def check_compactor():
+    """Steps of single tokens get tables of tokens where the layers follow them, and marked metadata."""
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    from vllm_graft.bindings.attention.backends import Compactor
+    from vllm_graft.bindings.attention.request_windows import RowWindows
+
+    block, window = 16, 100
+    rows = some_rows(random.Random(5), block)
+    cache = next(caches(int(rows.blocks.max()) + 1, block))
+    spec = SlidingWindowSpec(
+        block_size=block, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, sliding_window=window
+    )
+    for version, follows in ((3, True), (2, False)):
+        impl = SimpleNamespace(vllm_flash_attn_version=version, forward=lambda *args: args[4])
+        token_tables.read_tokens(impl)
+        config = SimpleNamespace(
+            parallel_config=SimpleNamespace(),
+            compilation_config=SimpleNamespace(
+                static_forward_context={"layer": SimpleNamespace(impl=impl, kv_cache=cache)}
+            ),
+        )
+        compactor = Compactor(spec, ["layer"], config, "cpu", RowWindows())
+        compactor.on_cpu, compactor._rows = False, 4
+        compactor._blocks, compactor._lengths = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+        assert compactor.lists_tokens(SimpleNamespace(max_query_len=1)) is follows
+        assert not compactor.lists_tokens(SimpleNamespace(max_query_len=2))
+        marked = SimpleNamespace(**{token_tables.MARK: True})
+        shown = impl.forward(None, None, None, None, cache, marked if follows else SimpleNamespace())
+        assert shown.shape[2] == (1 if follows else block)
+        if follows:
+            assert compactor._list_tokens(rows).lengths.tolist() == [min(n, window) for n in rows.lengths.tolist()]
 
 
 def outcome(check):

@@ -16,6 +16,7 @@ of every layer (``kernel_layers``), as a vLLM backend (``kernel``).
 - ``scoring``     the attention that blocks draw, for a policy that wants scores
 - ``freed_block_check``  a debug check that no freed block is read
 - ``compaction``  the rows of a step rewritten: which blocks each query sees, as block tables
+- ``token_tables``  a model's own window as a table of tokens, for FlashAttention 3
 - ``backends``    stock backends with a metadata builder that compacts
 - ``kernel``      an ``AttentionKernel`` as a vLLM backend
 - ``kernel_layers``  the layers that get it, refused or proven

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft.bindings.attention import token_tables
 from vllm_graft.bindings.attention.compaction import (
     StepRows,
     WindowShape,
@@ -97,7 +98,7 @@ def _compacting_builder(
             plain = kv_cache_spec.without_window() if hasattr(kv_cache_spec, "without_window") else kv_cache_spec
             super().__init__(plain, layer_names, vllm_config, device, **kw)
             self.supports_draft_decode_metadata_update = False
-            self._compactor = Compactor(kv_cache_spec, vllm_config, device, row_windows)
+            self._compactor = Compactor(kv_cache_spec, layer_names, vllm_config, device, row_windows)
             self._metered = MeteredCall(meter())
             self._on_step = on_builder(layer_names)
 
@@ -109,7 +110,10 @@ def _compacting_builder(
             )
             # FlashAttention 3 plans its work in a buffer for as many rows as there can be requests.
             more = compacted.num_reqs > common_attn_metadata.num_reqs
-            return super().build(0, compacted, fast_build or more)
+            metadata = super().build(0, compacted, fast_build or more)
+            if self._compactor.lists_tokens(common_attn_metadata):
+                setattr(metadata, token_tables.MARK, True)
+            return metadata
 
         def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
             # Up to 0.31: a common prefix is attended to apart, with the stock tables.
@@ -133,7 +137,9 @@ class Compactor:
     Steps of single tokens are written into buffers that stay where they are, because CUDA graphs read them there.
     """
 
-    def __init__(self, spec: Any, config: Any, device: torch.device, row_windows: RowWindows) -> None:
+    def __init__(
+        self, spec: Any, layers: Sequence[str], config: Any, device: torch.device, row_windows: RowWindows
+    ) -> None:
         import torch
         from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -151,14 +157,17 @@ class Compactor:
         self.most = most
         """The most tokens of a row of one query."""
         self.on_cpu = torch.device(device).type == "cpu"
-        self._row_windows = row_windows
+        self._layers, self._config, self._row_windows = layers, config, row_windows
+        self._stride: int | None = None
+        """The token stride of the layers' caches; 0 where the tables are of blocks, None before the first step."""
         self._compiled = False
         """Whether the kernel for requests with windows of their own is compiled."""
         if self.on_cpu:
             return
-        width = -(-self.most // self.block_size)
         captured = config.compilation_config.max_cudagraph_capture_size or 0
         rows = max(config.scheduler_config.max_num_seqs, captured)
+        self._rows = rows
+        width = -(-self.most // self.block_size)
         self._blocks = torch.zeros((rows, width), dtype=torch.int32, device=device)
         self._lengths = torch.zeros(rows, dtype=torch.int32, device=device)
 
@@ -170,6 +179,8 @@ class Compactor:
         starts_cpu, longest, most = metadata.query_start_loc_cpu, metadata.max_query_len, self.most
         if self.evicts:
             rows = self._compact_evicted(rows)
+        elif self.lists_tokens(metadata):
+            rows, most = self._list_tokens(rows), self.sliding
         elif longest == 1 and not self.on_cpu:
             rows = self._compact_single_tokens(rows)
         elif self.shape is None:
@@ -182,6 +193,35 @@ class Compactor:
                 rows = without_empty(rows)
                 starts_cpu = rows.starts
         return _replace_rows(metadata, rows, starts_cpu, longest, min(metadata.max_seq_len, most))
+
+    def lists_tokens(self, metadata: CommonAttentionMetadata) -> bool:
+        """Return whether the rows of a step get tables of tokens instead of blocks."""
+        if self.on_cpu or not self.sliding or metadata.max_query_len != 1:
+            return False
+        if self._stride is None:
+            self._stride = self._find_stride()
+        return self._stride > 0
+
+    def _find_stride(self) -> int:
+        """Return the token stride of the layers' caches, which exist by the first step; 0 where blocks it must be."""
+        import torch
+
+        if not token_tables.fits(self._rows, self.sliding):
+            return 0
+        stride = token_tables.common_stride(self._layers, self._config)
+        if stride:
+            shape = (self._rows, self.sliding)
+            self._tokens = torch.zeros(shape, dtype=torch.int32, device=self._blocks.device)
+        return stride
+
+    def _list_tokens(self, rows: StepRows) -> StepRows:
+        from vllm_graft.bindings.attention.triton_kernels import list_tokens
+
+        assert self._stride
+        number = len(rows.lengths)
+        tokens, lengths = self._tokens[:number], self._lengths[:number]
+        list_tokens(rows.lengths, rows.blocks, lengths, tokens, self.block_size, self.sliding, self._stride)
+        return StepRows(rows.starts, lengths, tokens)
 
     def _compact_evicted(self, rows: StepRows) -> StepRows:
         if self.on_cpu:

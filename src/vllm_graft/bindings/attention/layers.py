@@ -12,6 +12,7 @@ from vllm_graft.bindings.attention.freed_block_check import VARIABLE, FreedBlock
 from vllm_graft.bindings.attention.kernel import kernel_class
 from vllm_graft.bindings.attention.request_windows import Ask, RowWindows, stamp_window
 from vllm_graft.bindings.attention.request_windows import validate as validate_window
+from vllm_graft.bindings.attention.token_tables import read_tokens
 from vllm_graft.bindings.instantiate import failure_reason, guard_method, instantiate
 from vllm_graft.contracts import KVPolicy, LayerView, RequestBlocks, Window
 from vllm_graft.errors import StartError
@@ -81,6 +82,8 @@ class PlannedLayers:
             layer.attn_backend = compacting_backend(
                 layer.attn_backend, self.watch_builder, self.table_meter, self.row_windows
             )
+            if view.window is not None:
+                read_tokens(layer.impl)
             if checked() and not unchecked(config):
                 search_output(layer)
         return planned
