@@ -54,6 +54,8 @@ pictures: setup ## draw the pictures of the samplers and of the cost of KV polic
 	@$(BIN)/python scripts/sampler_pictures.py
 	@$(BIN)/python -m benchmarks.attention quality --record benchmarks/attention/quality.json \
 		--svg docs/explanation/benchmarks/attention-quality.svg
+	@$(BIN)/python -m benchmarks.attention quality --record benchmarks/attention/quality_qwen.json \
+		--svg docs/explanation/benchmarks/attention-quality-qwen.svg
 
 docs: setup ## build the documentation as a site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
