@@ -24,7 +24,7 @@ EVERYBODY: Final = -1
 class Network:
     """A model, and the sizes of its KV cache."""
 
-    def __init__(self, folder: Path, device: str) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         AttentionInterface.register("lanes", attend)
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="lanes"
