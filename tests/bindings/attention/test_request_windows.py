@@ -244,6 +244,42 @@ for name, arguments in ways.items():
 print(json.dumps(found))
 """
 
+SESSION = """
+import time
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.request import RequestStatus
+llm = engine()
+one, two = prompts((400, 90))
+
+def turn(name, tokens, own):
+    params = SamplingParams(
+        temperature=0, max_tokens=40, ignore_eos=True, extra_args=dict(kv_window=own) if own else None
+    )
+    request = EngineCoreRequest(
+        request_id=name, prompt_token_ids=list(tokens), mm_features=None, sampling_params=params, pooling_params=None,
+        arrival_time=time.time(), lora_request=None, cache_salt=None, data_parallel_rank=None, resumable=True,
+    )
+    core(llm).add_request(*core(llm).preprocess_add_request(request))
+    found = []
+    while len(found) < 40:
+        outputs, _ = core(llm).step_fn()
+        found += [token for each in outputs.values() for output in each.outputs for token in output.new_token_ids]
+    return found
+
+found = {}
+for name, (first, second) in dict(narrower=(None, 128), wider=(128, 384), without=(128, None)).items():
+    # The last token of a turn is dropped.
+    asked = one + turn(name, one, first)[:-1] + two
+    answer = turn(name, two, second)
+    core(llm).scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    (other,), _ = answers(llm, [asked])
+    found[name] = [
+        reference(asked, answer, 32, windows=None if first else set(), window=first or 128),
+        reference(asked, other, 32, windows=set()),
+    ]
+print(json.dumps(found))
+"""
+
 
 @pytest.mark.engine
 @pytest.mark.compiled
@@ -268,3 +304,12 @@ class TestEngine:
         assert min(plain["cached"]) > 0
         # Sinks, two steps of 64 tokens, and the tokens of the step; others hold everything.
         assert plain["held"]["128"] < plain["held"]["300"] < plain["held"]["0"]
+
+    def test_a_session_keeps_the_window_of_its_first_turn(self, run, graft: Session):
+        """Its blocks were freed by that window; and other requests find none in the prefix cache that have a window."""
+        graft.plan(
+            '[defaults]\nattention = "sink-window"\n[options.sink-window]\nsink_tokens = 4\nwindow = 384\n'
+            'default = "full"\n'
+        )
+        graft.env["GRAFT_CHECK_KV"] = "1"
+        assert run(graft, SESSION) == {name: [1.0, 1.0] for name in ("narrower", "wider", "without")}
