@@ -467,7 +467,8 @@ def _planned_spec(spec: Any, view: LayerView, window: Answer, config: Any, unser
     from vllm_graft.bindings.attention.retention import SinkWindowSpec
 
     if window.last >= view.max_tokens:
-        return SinkWindowSpec.of(spec, WindowShape.whole(window.first, view.max_tokens, spec.block_size))
+        shape = WindowShape.whole(window.first, view.max_tokens, spec.block_size)
+        return SinkWindowSpec.of(spec, shape, whole=True)
     return SinkWindowSpec.of(spec, WindowShape.fit(window.first, window.last, spec.block_size))
 
 
