@@ -96,6 +96,21 @@ def check(params: Any) -> None:
         known.check(extra)
 
 
+def check_early(client: Any) -> None:
+    """Make an engine client check keys when ``generate`` is called, for requests that bring whole sampling parameters.
+
+    vLLM's ``generate`` is a generator: it would raise when its caller has begun to answer.
+    """
+    generate = client.generate
+
+    def generate_checked(*args: Any, **kwargs: Any) -> Any:
+        check(kwargs.get("sampling_params", args[1] if len(args) > 1 else None))
+        return generate(*args, **kwargs)
+
+    # On the instance: other engine clients of this process keep vLLM's own method.
+    client.generate = generate_checked
+
+
 def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:
     """Refuse a request for beam search that has keys of the policy: vLLM drops them silently."""
     extra = {**(top_level or {}), **(xargs or {})}
