@@ -103,6 +103,23 @@ class TestStamp:
         stamp_request(SimpleNamespace(), other)
         assert other == request_of({STAMP: 64, "kv_window": 256}), "an engine without windows"
 
+    def test_a_policy_cannot_change_the_keys_of_a_request(self, monkeypatch: pytest.MonkeyPatch):
+        """Samplers read them in the workers."""
+
+        def empty(keys) -> int:
+            keys["ids"].clear()
+            keys.clear()
+            return 256
+
+        ledger = Ledger()
+        ledger.set_item("attention", "p", "applied")
+        monkeypatch.setattr(layers, "current", lambda: ledger)
+        policy = SimpleNamespace(request_window=empty)
+        ask = layers._guarded_window(PlanItem("attention", "p", "m:P", "pkg", ("engine",)), policy)
+        request = request_of({"kv_window": 1, "ids": [1, 2]})
+        stamp_window(request, ask, ("kv_window",))
+        assert request.sampling_params.extra_args == {"kv_window": 1, "ids": [1, 2], STAMP: 256}
+
     @pytest.mark.parametrize("answer", [0, -5, 2.5, "256", True])
     def test_an_answer_that_is_no_window_costs_the_policy(self, answer):
         with pytest.raises(

@@ -133,11 +133,19 @@ class Mistaken(KVPolicy):
 
     @classmethod
     def check_request(cls, keys: Mapping[str, object], options: Mapping[str, OptionValue]) -> None:
+        if keys["kv_own"] == "changes":
+            keys.pop("other", None)  # type: ignore[attr-defined]
         raise {"exits": SystemExit(3), "stops": KeyError("size"), "refuses": ValueError("no")}[str(keys["kv_own"])]
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("exits", "kv_own: SystemExit: 3"), ("stops", "kv_own: KeyError: 'size'"), ("refuses", "no")]
+    ("value", "said"),
+    [
+        ("exits", "kv_own: SystemExit: 3"),
+        ("stops", "kv_own: KeyError: 'size'"),
+        ("refuses", "no"),
+        ("changes", "kv_own: AttributeError: 'mappingproxy' object has no attribute 'pop'"),
+    ],
 )
 def test_a_check_that_fails_refuses_its_request_alone(monkeypatch: pytest.MonkeyPatch, value: str, said: str):
     """A SystemExit would end the server, and any other error would be a 500."""

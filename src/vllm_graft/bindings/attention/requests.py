@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final
 
 from vllm_graft.contracts import KVPolicy, OptionValue
@@ -47,7 +48,8 @@ class PolicyKeys:
         said = [name for name in self.kind.keys if name in extra]
         if said:
             try:
-                self.kind.check_request(extra, self.options)
+                # Read only: what an author changed there would reach samplers, or the next request.
+                self.kind.check_request(MappingProxyType(extra), MappingProxyType(self.options))
             except ValueError:
                 raise
             except BaseException as error:
