@@ -171,7 +171,7 @@ class TestKernels:
             scheduler_config=SimpleNamespace(max_num_seqs=2),
         )
         spec = SimpleNamespace(block_size=16, shape=WindowShape.fit(16, 640, 16))
-        compactor = Compactor(spec, engine, device, rows)
+        compactor = Compactor(spec, ["l.0"], engine, device, rows)
         step = StepRows(*(torch.zeros(size, dtype=torch.int32, device=device) for size in (3, 2, (2, 40))))
         for _ in range(2):
             compactor._compact_single_tokens(step)
