@@ -36,10 +36,10 @@ print("STUDY " + json.dumps([crowd, at_once, alone, used]), flush=True)
 """
 
 
-def study(graft: Session, plan: str) -> tuple[dict[str, Any], int, dict[str, Any], list[float]]:
+def study(graft: Session, plan: str, more: str = "") -> tuple[dict[str, Any], int, dict[str, Any], list[float]]:
     graft.plan(plan)
     graft.simulate("H200", "virtual")
-    done = graft.script(STUDY)
+    done = graft.script(STUDY.replace('id="long"', f'id="long"{more}'))
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("STUDY "))
     found = json.loads(line.removeprefix("STUDY "))
@@ -61,6 +61,17 @@ def test_more_requests_fit_and_steps_are_shorter(graft: Session):
     assert max(thrifty_used[10:-5]) <= 576 / 16 + 1
     assert thrifty_alone["tpot_s"]["mean"] < alone["tpot_s"]["mean"]
     assert thrifty_alone["steps"] == alone["steps"]
+
+
+def test_a_request_has_the_steps_of_the_window_that_it_asks_for(graft: Session):
+    """As if the window were planned for all; another request of the same server has full attention."""
+    _, _, planned, _ = study(graft, PLAN)
+    asking = PLAN.replace("512", "4000") + 'default = "full"\n'
+    crowd, at_once, asked, used = study(graft, asking, ', extra={"kv_window": 512}')
+    assert crowd["done"] == 40
+    assert at_once <= 10
+    assert max(used[10:-5]) <= 576 / 16 + 1
+    assert asked["tpot_s"]["mean"] == pytest.approx(planned["tpot_s"]["mean"], rel=1e-3)
 
 
 SHARE = """[defaults]

@@ -132,8 +132,11 @@ class GraftEndpoint:
         self._keys = server_keys(args)
         if engine_client is None:
             return
+        from vllm_graft.bindings.attention import requests as policies
         from vllm_graft.bindings.sampling.requests import check_early
 
+        if policies.policy_keys(self._plan):
+            policies.check_early(engine_client)
         # Without samplers too: vLLM answers what cannot be sent to an engine with a 500.
         check_early(engine_client)
         if self._plan.callers:

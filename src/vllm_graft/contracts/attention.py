@@ -18,7 +18,7 @@ class LayerView:
 
     name:       vLLM's name for it, as ``model.layers.3.self_attn.attn``
     index:      its number in the model, counted from 0
-    layers:     how many attention layers the model has
+    layers:     how many layers the model has
     window:     the sliding window that the model itself gives it, in tokens; None for full attention
     heads:      query heads in this worker; with tensor parallelism each worker has its share
     kv_heads:   key and value heads in this worker

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vllm_graft.bindings.attention.request_windows import stamped_window
+
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
@@ -37,6 +39,8 @@ class Share:
     """The drafts to check in this step, as the scheduler wrote them."""
     logprobs: RequestLogprobs | None = None
     """The log probabilities that the request wants, if any."""
+    window: int | None = None
+    """The window that it asked for, narrower than the planned one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class _Sequence:
     logprobs: RequestLogprobs | None
     produced: int
     """Output tokens given out so far."""
+    window: int | None
 
 
 class RequestTable:
@@ -89,13 +94,12 @@ class RequestTable:
             computed, known = reach[request_id]
             if (end := computed + count) < known:
                 # In the middle of a chunked prefill: no token is due.
-                shares.append(Share(request_id, count, end, sequence.stream, None))
+                shares.append(Share(request_id, count, end, sequence.stream, None, window=sequence.window))
                 continue
             drafts = tuple(output.scheduled_spec_decode_tokens.get(request_id, ()))
             context = sequence.prompt_length + sequence.produced + len(drafts)
-            shares.append(
-                Share(request_id, count, context, sequence.stream, sequence.produced, drafts, sequence.logprobs)
-            )
+            asked = (sequence.logprobs, sequence.window)
+            shares.append(Share(request_id, count, context, sequence.stream, sequence.produced, drafts, *asked))
         return Batch(tuple(shares))
 
     def settle(self, request_ids: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
@@ -120,7 +124,8 @@ class RequestTable:
         before = self._sequences.get(request.req_id)
         produced = self._resumed(before, known - length)
         logprobs = self._logprobs.open(request) if self._logprobs is not None else None
-        self._sequences[request.req_id] = _Sequence(length, self._source.open(request), logprobs, produced)
+        window = stamped_window(request.sampling_params)
+        self._sequences[request.req_id] = _Sequence(length, self._source.open(request), logprobs, produced, window)
         return request.num_computed_tokens, known
 
     @staticmethod

@@ -132,7 +132,7 @@ class RequestLogprobs:
 
     def prompt(self) -> Table | None:
         """Return the values of the prompt's tokens but the first; None if they are not wanted."""
-        if self._prompt_count is None or not len(self._prompt):
+        if self._prompt_count is None or len(self._prompt) < 2:
             return None
         places = np.arange(len(self._prompt), dtype=np.uint64)
         steps = finalize_array(self._prompt.astype(np.uint64) * np.uint64(0x2545F4914F6CDD1D) + finalize_array(places))

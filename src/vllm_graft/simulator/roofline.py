@@ -28,7 +28,7 @@ FEW = 16
 
 
 class Work(Protocol):
-    """One request's part of a step."""
+    """One request's part of a step. ``window`` is the window that it asked for, if it has that attribute."""
 
     @property
     def new_tokens(self) -> int:
@@ -133,8 +133,10 @@ class Roofline:
                 seconds += max(work.context * read, count * (work.context - (count - 1) / 2) * multiply)
             elif isinstance(window, WindowShape):
                 # Rows of one request share what they see of the window, which the device's cache holds between them.
-                keys = work.context - window.gap(work.context - count)
-                seconds += max(keys * read, window.pairs(work.context - count, work.context) * multiply)
+                own = getattr(work, "window", None)
+                shape = window.narrowed(own) if own is not None else window
+                keys = work.context - shape.gap(work.context - count)
+                seconds += max(keys * read, shape.pairs(work.context - count, work.context) * multiply)
             else:
                 seen = min(work.context - (count - 1) / 2, window)
                 seconds += max(min(work.context, window + count - 1) * read, count * seen * multiply)

@@ -57,6 +57,31 @@ print(json.dumps(found))
     assert found["blocks of 64, no prefix cache"]["cached"] == [0] * 4
 
 
+def test_a_draft_model_has_the_window_too(run, graft: Session):
+    """A model that drafts for itself sees the same tokens as when it verifies, so every draft is accepted."""
+    graft.plan(PLAN)
+    graft.env["GRAFT_CHECK_KV"] = "1"
+    found = run(
+        graft,
+        """
+drafts = dict(method="draft_model", model=MODEL, num_speculative_tokens=3, enforce_eager=True)
+llm = engine(speculative_config=drafts, disable_log_stats=False)
+asked = prompts((40, 150, 300, 500))
+first, _ = answers(llm, asked)
+second, cached = answers(llm, asked)
+counts = {metric.name.rpartition("_num_")[2]: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+print(json.dumps(dict(
+    equal=[reference(p, a, 32) for p, a in zip(asked, first)], again=first == second, cached=cached,
+    drafted=counts["draft_tokens"], accepted=counts["accepted_tokens"],
+)))
+""",
+    )
+    assert found["equal"] == [1.0] * 4
+    assert found["again"]
+    assert found["cached"][3] > 0
+    assert found["accepted"] == found["drafted"] > 400
+
+
 def test_only_chosen_layers_have_the_window(run, graft: Session):
     """The others keep full attention, in a group of blocks of their own."""
     graft.plan(PLAN + 'layers = "1"\n')

@@ -224,6 +224,18 @@ def test_a_layer_that_follows_no_evictions_gets_no_block_of_those_that_do():
     assert type(evicting.merge([evicting, evicting])) is type(evicting)
 
 
+def test_a_kernel_with_blocks_of_its_own_is_refused():
+    """It numbers the parts of a block, so that only the first part of the null block would be 0."""
+    torch = pytest.importorskip("torch")
+    spec = pytest.importorskip("vllm.v1.kv_cache_interface").FullAttentionSpec(
+        block_size=256, num_kv_heads=2, head_size=32, dtype=torch.float32
+    )
+    evicting = pytest.importorskip("vllm_graft.bindings.attention.eviction").EvictingSpec.of(spec)
+    assert evicting.copy_with_new_block_size(256) == evicting
+    with pytest.raises(ValueError, match="reads blocks of 128 tokens, but blocks of 256 are evicted"):
+        evicting.copy_with_new_block_size(128)
+
+
 def schedule(notes: dict[str, list[int]], new: tuple[str, ...] = (), resumed: tuple[str, ...] = ()) -> SimpleNamespace:
     """A step's schedule as far as a worker looks for evictions."""
     return SimpleNamespace(

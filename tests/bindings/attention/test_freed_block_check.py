@@ -45,6 +45,14 @@ def test_freed_blocks_are_filled_and_emptied_when_they_are_handed_out(null: bool
     assert counted == ([3, 4] if null else [2, 2])
 
 
+def test_the_states_of_other_layers_are_left_alone():
+    """Those of Mamba layers are bytes, or several tensors."""
+    bytes_, states = torch.ones(5, 4, dtype=torch.int8), [torch.ones(5, 4)]
+    FreedBlocks(5, True, lambda count: None).fill([bytes_, states], np.array([1]))
+    assert bytes_.all()
+    assert states[0].all()
+
+
 def test_a_cache_in_another_order_is_refused():
     with pytest.raises(ServingError, match="does not begin with its 5 blocks"):
         FreedBlocks(5, True, lambda count: None).fill([torch.ones(2, 5, 4)], np.array([1]))

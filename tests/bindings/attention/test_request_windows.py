@@ -103,6 +103,23 @@ class TestStamp:
         stamp_request(SimpleNamespace(), other)
         assert other == request_of({STAMP: 64, "kv_window": 256}), "an engine without windows"
 
+    def test_a_policy_cannot_change_the_keys_of_a_request(self, monkeypatch: pytest.MonkeyPatch):
+        """Samplers read them in the workers."""
+
+        def empty(keys) -> int:
+            keys["ids"].clear()
+            keys.clear()
+            return 256
+
+        ledger = Ledger()
+        ledger.set_item("attention", "p", "applied")
+        monkeypatch.setattr(layers, "current", lambda: ledger)
+        policy = SimpleNamespace(request_window=empty)
+        ask = layers._guarded_window(PlanItem("attention", "p", "m:P", "pkg", ("engine",)), policy)
+        request = request_of({"kv_window": 1, "ids": [1, 2]})
+        stamp_window(request, ask, ("kv_window",))
+        assert request.sampling_params.extra_args == {"kv_window": 1, "ids": [1, 2], STAMP: 256}
+
     @pytest.mark.parametrize("answer", [0, -5, 2.5, "256", True])
     def test_an_answer_that_is_no_window_costs_the_policy(self, answer):
         with pytest.raises(
@@ -154,7 +171,7 @@ class TestKernels:
             scheduler_config=SimpleNamespace(max_num_seqs=2),
         )
         spec = SimpleNamespace(block_size=16, shape=WindowShape.fit(16, 640, 16))
-        compactor = Compactor(spec, engine, device, rows)
+        compactor = Compactor(spec, ["l.0"], engine, device, rows)
         step = StepRows(*(torch.zeros(size, dtype=torch.int32, device=device) for size in (3, 2, (2, 40))))
         for _ in range(2):
             compactor._compact_single_tokens(step)
@@ -244,6 +261,42 @@ for name, arguments in ways.items():
 print(json.dumps(found))
 """
 
+SESSION = """
+import time
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.request import RequestStatus
+llm = engine()
+one, two = prompts((400, 90))
+
+def turn(name, tokens, own):
+    params = SamplingParams(
+        temperature=0, max_tokens=40, ignore_eos=True, extra_args=dict(kv_window=own) if own else None
+    )
+    request = EngineCoreRequest(
+        request_id=name, prompt_token_ids=list(tokens), mm_features=None, sampling_params=params, pooling_params=None,
+        arrival_time=time.time(), lora_request=None, cache_salt=None, data_parallel_rank=None, resumable=True,
+    )
+    core(llm).add_request(*core(llm).preprocess_add_request(request))
+    found = []
+    while len(found) < 40:
+        outputs, _ = core(llm).step_fn()
+        found += [token for each in outputs.values() for output in each.outputs for token in output.new_token_ids]
+    return found
+
+found = {}
+for name, (first, second) in dict(narrower=(None, 128), wider=(128, 384), without=(128, None)).items():
+    # The last token of a turn is dropped.
+    asked = one + turn(name, one, first)[:-1] + two
+    answer = turn(name, two, second)
+    core(llm).scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    (other,), _ = answers(llm, [asked])
+    found[name] = [
+        reference(asked, answer, 32, windows=None if first else set(), window=first or 128),
+        reference(asked, other, 32, windows=set()),
+    ]
+print(json.dumps(found))
+"""
+
 
 @pytest.mark.engine
 @pytest.mark.compiled
@@ -268,3 +321,12 @@ class TestEngine:
         assert min(plain["cached"]) > 0
         # Sinks, two steps of 64 tokens, and the tokens of the step; others hold everything.
         assert plain["held"]["128"] < plain["held"]["300"] < plain["held"]["0"]
+
+    def test_a_session_keeps_the_window_of_its_first_turn(self, run, graft: Session):
+        """Its blocks were freed by that window; and other requests find none in the prefix cache that have a window."""
+        graft.plan(
+            '[defaults]\nattention = "sink-window"\n[options.sink-window]\nsink_tokens = 4\nwindow = 384\n'
+            'default = "full"\n'
+        )
+        graft.env["GRAFT_CHECK_KV"] = "1"
+        assert run(graft, SESSION) == {name: [1.0, 1.0] for name in ("narrower", "wider", "without")}

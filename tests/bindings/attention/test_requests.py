@@ -4,6 +4,8 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +38,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     session = Session(tmp_path_factory.mktemp("policy-keys"))
     session.simulate()
     session.plan(PLAN)
-    with session.server("--served-model-name", "m", "--trust-request-chat-template") as started:
+    # Later releases serve the endpoint for tokens only on demand.
+    places = getattr(find_spec("vllm"), "submodule_search_locations", None) or ()
+    files = [file for place in places for file in Path(place, "entrypoints").rglob("cli_args.py")]
+    more = ["--enable-scale-out"] if any("enable_scale_out" in file.read_text("utf-8") for file in files) else []
+    with session.server("--served-model-name", "m", "--trust-request-chat-template", *more) as started:
         yield started
     session.close()
 
@@ -75,6 +81,17 @@ def test_a_misspelt_key_is_a_400(server: ServerProcess, path: str):
 
 
 @pytest.mark.server
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_sampling_parameters_that_are_sent_whole_are_checked_before_the_answer(server: ServerProcess, stream: bool):
+    """The endpoint for tokens takes vLLM's own parameters as they are."""
+    for keys, said in (({"kv_keep": 0.6}, "kv_keep must be a number"), ({"kvkeep": 0.5}, "did you mean 'kv_keep'?")):
+        params = {"max_tokens": 2, "extra_args": keys}
+        body = {"model": "m", "token_ids": [1, 2], "sampling_params": params, "stream": stream}
+        found, answer = server.post("/inference/v1/generate", body)
+        assert (found, said in answer) == (400, True), answer
+
+
+@pytest.mark.server
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_beams_are_served_without_keys_of_the_policy_alone(server: ServerProcess, path: str):
     """vLLM drops the keys of a request for beam search, so it would keep more than it asked for."""
@@ -85,6 +102,13 @@ def test_beams_are_served_without_keys_of_the_policy_alone(server: ServerProcess
         found, answer = server.post(path, {**body, **keys})
         assert found == 400, answer
         assert "kv_keep: cannot be combined with use_beam_search" in json.loads(answer)["error"]["message"]
+
+
+@pytest.mark.server
+def test_a_prompt_of_one_token_may_ask_for_its_logprobs(server: ServerProcess):
+    """A table without rows cannot be sent, and the engine would never answer again."""
+    for keys in ({"prompt_logprobs": 2}, {"kv_keep": 0.5}):
+        assert server.post("/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 2, **keys})[0] == 200
 
 
 @pytest.mark.server
@@ -109,11 +133,19 @@ class Mistaken(KVPolicy):
 
     @classmethod
     def check_request(cls, keys: Mapping[str, object], options: Mapping[str, OptionValue]) -> None:
+        if keys["kv_own"] == "changes":
+            keys.pop("other", None)  # type: ignore[attr-defined]
         raise {"exits": SystemExit(3), "stops": KeyError("size"), "refuses": ValueError("no")}[str(keys["kv_own"])]
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("exits", "kv_own: SystemExit: 3"), ("stops", "kv_own: KeyError: 'size'"), ("refuses", "no")]
+    ("value", "said"),
+    [
+        ("exits", "kv_own: SystemExit: 3"),
+        ("stops", "kv_own: KeyError: 'size'"),
+        ("refuses", "no"),
+        ("changes", "kv_own: AttributeError: 'mappingproxy' object has no attribute 'pop'"),
+    ],
 )
 def test_a_check_that_fails_refuses_its_request_alone(monkeypatch: pytest.MonkeyPatch, value: str, said: str):
     """A SystemExit would end the server, and any other error would be a 500."""

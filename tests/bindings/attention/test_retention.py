@@ -5,6 +5,7 @@ The scenarios are in retention_driver.py, and run in one process for each plan.
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,52 @@ def test_every_layer_has_the_window(of_all_layers: dict[str, str], scenario: str
 @pytest.mark.parametrize("scenario", scenarios("MIXED"))
 def test_other_layers_have_full_attention(of_some_layers: dict[str, str], scenario: str):
     assert of_some_layers[scenario] == "", of_some_layers[scenario]
+
+
+@pytest.mark.parametrize("ratio", [2, 3, 4, 8])
+@pytest.mark.parametrize(("sinks", "last"), [(4, 512), (64, 512), (100, 1000)])
+def test_a_window_follows_blocks_that_vllm_makes_larger(ratio: int, sinks: int, last: int):
+    """As in models whose layers have different heads: the layers with smaller pages are given larger blocks."""
+    torch = pytest.importorskip("torch")
+    interface = pytest.importorskip("vllm.v1.kv_cache_interface")
+    from vllm.v1.core.kv_cache_utils import unify_kv_cache_spec_page_size
+
+    from vllm_graft.bindings.attention.compaction import WindowShape
+    from vllm_graft.bindings.attention.retention import SinkWindowSpec
+
+    of = {"block_size": 16, "head_size": 32, "dtype": torch.float32}
+    small = interface.FullAttentionSpec(**of, num_kv_heads=2)
+    large = interface.SlidingWindowSpec(**of, num_kv_heads=2 * ratio, sliding_window=100)
+    planned = WindowShape.fit(sinks, last, 16)
+    specs = {
+        "window": SinkWindowSpec.of(small, planned),
+        "whole": SinkWindowSpec.of(small, WindowShape.whole(sinks, last, 16), whole=True),
+    }
+    for name, spec in specs.items():
+        found = unify_kv_cache_spec_page_size({"a": spec, "b": large})["a"]
+        block, shape = found.block_size, found.shape
+        assert block == 16 * ratio
+        assert shape.first % block == shape.step % block == 0
+        assert found.first_blocks * block >= sinks
+        for position in range(3 * last):
+            # vLLM's manager frees every whole block before this one.
+            freed = max(0, position - found.sliding_window + 1) // block * block
+            assert freed <= shape.start(position)
+        if name == "whole":
+            assert not any(shape.gap(position) for position in range(last))
+        else:
+            assert shape.before + shape.step <= planned.before + planned.step
+        # A kernel may read smaller blocks, by the same window.
+        assert found.copy_with_new_block_size(16).shape == shape
+
+
+def test_a_window_too_small_for_larger_blocks_is_refused():
+    torch = pytest.importorskip("torch")
+    interface = pytest.importorskip("vllm.v1.kv_cache_interface")
+    from vllm_graft.bindings.attention.compaction import WindowShape
+    from vllm_graft.bindings.attention.retention import SinkWindowSpec
+
+    spec = interface.FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    found = SinkWindowSpec.of(spec, WindowShape.fit(4, 128, 16))
+    with pytest.raises(ValueError, match="with KV-cache blocks of 128 tokens it moves by 128 tokens at a time"):
+        replace(found, block_size=128)

@@ -23,6 +23,7 @@ from vllm_graft.bindings.attention.compaction import (
     without_null,
 )
 from vllm_graft.bindings.attention.layer_budget import MeteredCall
+from vllm_graft.errors import ServingError
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +104,13 @@ def _compacting_builder(
             self._on_step = on_builder(layer_names)
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+            if common_attn_metadata.causal is not True:
+                # A tensor with an answer for each request from 0.32 on.
+                raise ServingError(
+                    "vLLM asks for attention to later tokens, which KV policies do not serve",
+                    where=self.layer_names[0],
+                    fix="remove the policy from the plan for this model, or leave its drafter out",
+                )
             if self._on_step is not None:
                 self._on_step(common_attn_metadata)
             compacted = self._metered.run(
@@ -173,8 +181,6 @@ class Compactor:
 
     def compact(self, metadata: CommonAttentionMetadata) -> CommonAttentionMetadata:
         """Return the metadata of a step with compacted rows."""
-        if metadata.causal is not True:
-            raise NotImplementedError("a window is for causal attention, but this step has rows that see the future")
         rows = StepRows(metadata.query_start_loc, metadata.seq_lens, metadata.block_table_tensor)
         starts_cpu, longest, most = metadata.query_start_loc_cpu, metadata.max_query_len, self.most
         if self.evicts:

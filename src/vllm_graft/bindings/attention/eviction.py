@@ -51,6 +51,15 @@ class EvictingSpec(FullAttentionSpec):
             raise AssertionError("blocks of some layers are evicted, but others would read them")
         return super().merge(specs)
 
+    def copy_with_new_block_size(self, block_size: int) -> EvictingSpec:
+        """Refuse kernels that want smaller blocks: in their tables the null block is several, with other numbers."""
+        if block_size != self.block_size:
+            raise ValueError(
+                f"the kernel reads blocks of {block_size} tokens, but blocks of {self.block_size} are evicted; start "
+                f"with --block-size {block_size}"
+            )
+        return self
+
 
 class EvictingManager(FullAttentionManager):
     """Frees the blocks that the policy names. Without one it is vLLM's own manager."""

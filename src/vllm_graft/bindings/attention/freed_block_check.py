@@ -55,6 +55,7 @@ class FreedBlocks:
     def fill(self, caches: list[torch.Tensor], free: np.ndarray) -> None:
         """Fill the blocks that were freed since the last step, and empty those that were handed out again."""
         import numpy as np
+        import torch
 
         now = np.zeros_like(self._filled)
         now[free] = True
@@ -65,6 +66,9 @@ class FreedBlocks:
             # Padding is stored there.
             freed = np.union1d(freed, [0])
         for cache in caches:
+            if not isinstance(cache, torch.Tensor) or not cache.is_floating_point():
+                # The states of a Mamba layer, of which a policy frees none.
+                continue
             if len(cache) != len(now):
                 raise ServingError(
                     f"a KV cache of the shape {list(cache.shape)} does not begin with its {len(now)} blocks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -376,7 +377,8 @@ def _guarded_window(item: PlanItem, policy: KVPolicy) -> Ask:
     """Return the policy's ``request_window``, guarded: requests have the planned window once it is put aside."""
 
     def request_window(keys: Mapping[str, object]) -> int | None:
-        return validate_window(policy.request_window(keys))
+        # A copy, so that a policy cannot change the request's own keys.
+        return validate_window(policy.request_window(copy.deepcopy(dict(keys))))
 
     return guard_method(item, "request_window", request_window, current())
 
@@ -467,7 +469,8 @@ def _planned_spec(spec: Any, view: LayerView, window: Answer, config: Any, unser
     from vllm_graft.bindings.attention.retention import SinkWindowSpec
 
     if window.last >= view.max_tokens:
-        return SinkWindowSpec.of(spec, WindowShape.whole(window.first, view.max_tokens, spec.block_size))
+        shape = WindowShape.whole(window.first, view.max_tokens, spec.block_size)
+        return SinkWindowSpec.of(spec, shape, whole=True)
     return SinkWindowSpec.of(spec, WindowShape.fit(window.first, window.last, spec.block_size))
 
 

@@ -20,7 +20,7 @@ from vllm_graft.bindings.attention.layers import (
     stamp_request,
     windowed_managers,
 )
-from vllm_graft.bindings.attention.request_windows import follow_windows
+from vllm_graft.bindings.attention.request_windows import follow_windows, keep_window
 from vllm_graft.patching import Engine, Patch, VLLMPatch, wrap
 
 _WHY: Final = "vLLM takes no attention backend and no KV-cache spec per layer"
@@ -93,6 +93,16 @@ class WindowStamps(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.wind
     def preprocess_add_request(self, call: Call, request: Any, *args: Any, **kwargs: Any) -> Any:
         stamp_request(getattr(self.scheduler, "kv_cache_manager", None), request)
         return call(request, *args, **kwargs)
+
+
+class SessionWindows(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="graft.session-windows", why=_WHY):
+    """Keep the window of a streaming session in all of its turns."""
+
+    @wrap
+    def _update_request_as_session(self, call: Call, session: Any, update: Any, *args: Any, **kwargs: Any) -> Any:
+        if windowed_managers(self.kv_cache_manager):
+            keep_window(session, update)
+        return call(session, update, *args, **kwargs)
 
 
 class EvictionNotes(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="graft.eviction-notes", why=_WHY):
@@ -248,9 +258,9 @@ class InputPolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"]
 
 
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
-    PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, WindowStamps, EvictionNotes, V1Evictions,
-    V2Evictions, EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys, ResponsesPolicyKeys,
-    InputPolicyKeys,
+    PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, WindowStamps, SessionWindows, EvictionNotes,
+    V1Evictions, V2Evictions, EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys,
+    ResponsesPolicyKeys, InputPolicyKeys,
 )  # fmt: skip
 
 

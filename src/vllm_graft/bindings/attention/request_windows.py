@@ -54,6 +54,18 @@ def stamped_window(params: Any) -> int | None:
     return window if type(window) is int and window > 0 else None
 
 
+def keep_window(session: Any, update: Any) -> None:
+    """Give the next turn of a streaming session the window of its first one.
+
+    The session goes on with its blocks, which were freed by that window and are cached under its salt.
+    """
+    window, params = stamped_window(session.sampling_params), update.sampling_params
+    if stamped_window(params) == window:
+        return
+    extra = {name: value for name, value in (params.extra_args or {}).items() if name != STAMP}
+    params.extra_args = extra if window is None else {**extra, STAMP: window}
+
+
 def validate(answer: object) -> int | None:
     """Return a policy's answer; raise ValueError for one that is not a window."""
     if answer is not None and (isinstance(answer, bool) or not isinstance(answer, int) or answer < 1):

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final
 
 from vllm_graft.contracts import KVPolicy, OptionValue
@@ -47,7 +48,8 @@ class PolicyKeys:
         said = [name for name in self.kind.keys if name in extra]
         if said:
             try:
-                self.kind.check_request(extra, self.options)
+                # Read only: what an author changed there would reach samplers, or the next request.
+                self.kind.check_request(MappingProxyType(extra), MappingProxyType(self.options))
             except ValueError:
                 raise
             except BaseException as error:
@@ -94,6 +96,21 @@ def check(params: Any) -> None:
     known = _planned_keys() if extra else None
     if known is not None:
         known.check(extra)
+
+
+def check_early(client: Any) -> None:
+    """Make an engine client check keys when ``generate`` is called, for requests that bring whole sampling parameters.
+
+    vLLM's ``generate`` is a generator: it would raise when its caller has begun to answer.
+    """
+    generate = client.generate
+
+    def generate_checked(*args: Any, **kwargs: Any) -> Any:
+        check(kwargs.get("sampling_params", args[1] if len(args) > 1 else None))
+        return generate(*args, **kwargs)
+
+    # On the instance: other engine clients of this process keep vLLM's own method.
+    client.generate = generate_checked
 
 
 def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import resolve_block_hashes
@@ -31,21 +31,37 @@ class SinkWindowSpec(SlidingWindowSpec):
     """The KV cache of a layer that keeps its first tokens and a window.
 
     ``sliding_window`` is what the base class works with. It is so much larger than the window that the base frees a
-    block only after the window has left it, wherever inside a step the last token is.
+    block only after the window has left it, wherever inside a step the last token is. ``whole`` tells a window that
+    leaves out nothing, and that single requests narrow.
     """
 
     first: int
     before: int
     step: int
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        """Fit the window anew to blocks that it does not consist of.
+
+        vLLM gives larger blocks to layers whose pages are smaller than those of others, after it was given the spec.
+        """
+        super().__post_init__()
+        if not (self.first % self.block_size or self.step % self.block_size):
+            return
+        if self.whole:
+            shape = WindowShape.whole(self.first, self.before, self.block_size)
+        else:
+            shape = WindowShape.fit(self.first, self.before + self.step, self.block_size)
+        for name, value in {**asdict(shape), "sliding_window": _reach(shape, self.block_size)}.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, spec: FullAttentionSpec, shape: WindowShape) -> SinkWindowSpec:
+    def of(cls, spec: FullAttentionSpec, shape: WindowShape, *, whole: bool = False) -> SinkWindowSpec:
         """Return the spec of a layer with full attention, with a window instead."""
         # Each release has other fields in common to the two specs: a padded page, the size of a value, quantization.
         own = {field.name for field in fields(SlidingWindowSpec) if field.init} - {"sliding_window"}
         shared = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name in own}
-        reach = shape.before + shape.step - spec.block_size + 1
-        return cls(**shared, sliding_window=reach, first=shape.first, before=shape.before, step=shape.step)
+        return cls(**shared, sliding_window=_reach(shape, spec.block_size), **asdict(shape), whole=whole)
 
     def without_window(self) -> FullAttentionSpec:
         """Return the spec of full attention, which is what a stock kernel computes over a compacted table."""
@@ -72,6 +88,11 @@ class SinkWindowSpec(SlidingWindowSpec):
     def is_uniform_with_collection(self, kv_cache_specs: dict[str, KVCacheSpec]) -> bool:
         """Return whether all layers have this window, and can share one group of blocks."""
         return all(isinstance(spec, SinkWindowSpec) and spec.shape == self.shape for spec in kv_cache_specs.values())
+
+
+def _reach(shape: WindowShape, block_size: int) -> int:
+    """Return the sliding window by which vLLM frees the blocks before a window."""
+    return shape.before + shape.step - block_size + 1
 
 
 class SinkWindowManager(SlidingWindowManager):
