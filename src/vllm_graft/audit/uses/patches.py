@@ -343,6 +343,10 @@ def use_of(assignment: Assignment, found: FileUses, resolver: Resolver) -> Use:
         or any(_calls_original(each, assignment, found, resolver) for each in functions)
     )
     own = owns[0] if owns and assignment.way != "delete" else None
+    # ``partial(f, x)`` and ``classmethod(f)`` take other arguments than ``f``; what the package's own calls return is
+    # the function itself.
+    made = assignment.expr.func if isinstance(assignment.expr, ast.Call) else None
+    as_written = not assignment.by and (made is None or any(local_defs(resolver.value(made, assignment.scope))))
     return Use(
         way=assignment.way or ("wrap" if wraps else "replace"),
         module=assignment.target.module,
@@ -356,6 +360,7 @@ def use_of(assignment: Assignment, found: FileUses, resolver: Resolver) -> Use:
         body_file=own.file.shown if own is not None else "",
         source=source(own) if own is not None else "",
         patch=assignment.patch,
+        as_written=as_written and len(owns) == 1,
     )
 
 
