@@ -526,6 +526,13 @@ FINE = {
             return body.kept, body.model_dump(), body.json()
     """,
     "a parameter that only has another name": "renamed(1, 2)",
+    "a member that the package adds to an Enum": """
+        from aenum import extend_enum
+        from vllm.m import State
+        if not hasattr(State, "WAITING_FOR_CHUNK"):
+            extend_enum(State, "WAITING_FOR_CHUNK", -1)
+        waiting = State.WAITING_FOR_CHUNK
+    """,
 }
 
 

@@ -389,6 +389,12 @@ def test_a_patch_is_held_against_the_calls_in_vllm_too(text, wrong, findings):
     assert found == ([("P218", "error")] if wrong else [])
 
 
+def test_a_function_in_the_place_of_a_static_method_takes_what_is_passed(findings):
+    upstream = {"m": "class Engine:\n    @staticmethod\n    def of(config): ...\nEngine.of(1)\n"}
+    text = "from vllm.m import Engine\ndef mine(config): ...\nEngine.of = mine\n"
+    assert [one for one in findings(text, upstream, upstream) if one[0] == "P218"] == []
+
+
 def test_a_patch_behind_a_test_is_held_against_the_calls_in_vllm(findings):
     """A mark against patching twice does not make it less certain."""
     text = "from vllm.m import Engine\ndef mine(self, batch): ...\n"

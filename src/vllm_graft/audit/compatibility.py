@@ -341,7 +341,9 @@ def _overridden(use: Use, release: Release) -> Shape | None:
     if _own_parameters(use) is None or OPAQUE in function_marks([use.body]):
         return None
     found = release.shape(use.module, use.qualname)
-    return found if found is not None and not found.opaque and found.kind in METHODS else None
+    # A plain function in the place of a static method takes what it is called with on the class.
+    kinds = METHODS if use.way == "override" else ("function",)
+    return found if found is not None and not found.opaque and found.kind in kinds else None
 
 
 def _calls_of(use: Use, now: Shape, release: Release) -> tuple[list[Arguments], bool]:
