@@ -125,6 +125,7 @@ BROKEN = {
     """,
     "a package that is looked up by a function": """
         import importlib.metadata, importlib.util
+        from packaging.version import Version
         def find(name, return_version=False):
             there = importlib.util.find_spec(name) is not None
             version = "N/A"
@@ -134,9 +135,11 @@ BROKEN = {
                 except importlib.metadata.PackageNotFoundError:
                     there = False
             return (there, version) if return_version else there
-        _available, _version = find("vllm", return_version=True)
-        def is_available():
-            return _available
+        _vllm_available, _vllm_version = find("vllm", return_version=True)
+        def is_available(least=None):
+            if least:
+                return _vllm_available and Version(_vllm_version) >= Version(least)
+            return _vllm_available
         if is_available():
             Config(rank=1)  # breaks
     """,

@@ -259,7 +259,7 @@ class Late:
     def f(self, x): ...
 class Lazy(types.ModuleType):
     def __getattr__(self, name):
-        if name == "Loaded":
+        if name.startswith("Load"):
             return Late
         raise AttributeError(name)
 sys.modules[__name__] = Lazy(__name__)
