@@ -154,6 +154,9 @@ def _judge(finding: Finding, entry: Entry, uses: Sequence[Decided], truth: Truth
     decided = [use for use in about if use.verdict != UNDECIDED]
     if any(use.verdict == BROKEN for use in decided):
         return "right", ""
+    if finding.way in _PATCH_WAYS and finding.code in ("P210", "P218"):
+        # What a patch reads from ``self``, and how vLLM calls it, no use of the package shows either.
+        return "undecided", ""
     if finding.code == "P215" and not any(use.shape for use in decided):
         # The name is there; whether a call fits it no use tells.
         return "undecided", ""

@@ -20,6 +20,9 @@ OLD = {
         from dataclasses import dataclass
         from pydantic import BaseModel
 
+        class State(enum.IntEnum):
+            RUNNING = 1
+
         class Config:
             def __init__(self, size=1, *, rank=0): ...
             def gone(self): ...
@@ -63,6 +66,89 @@ NEW = {
 HEAD = "from vllm.m import Body, Config, Engine, Fields, Wide, f, g, renamed\n"
 
 BROKEN = {
+    "a class that an import in a try finds elsewhere": """
+        try:
+            from vllm.m import Config as Found
+        except ImportError:
+            from vllm.older import Config as Found
+        def make():
+            return Found(rank=1)  # breaks
+    """,
+    "a class that a version finds elsewhere": """
+        import vllm
+        if vllm.__version__ < "0.0.5":
+            from vllm.older import Config as Found
+        else:
+            from vllm.m import Config as Found
+        made = Found(rank=1)  # breaks
+    """,
+    "a base class that an import in a try finds elsewhere": """
+        try:
+            from vllm.older import Config as Found
+        except ImportError:
+            from vllm.m import Config as Found
+        class Mine(Found):
+            def more(self):
+                return super().gone()  # breaks
+            def other(self):
+                return super().stays(height=1)  # breaks
+    """,
+    "a patch of a class that an import in a try finds elsewhere": """
+        try:
+            from vllm.older import Config as Found
+        except ImportError:
+            from vllm.m import Config as Found
+        def mine(self): ...
+        Found.gone = mine  # breaks
+    """,
+    "a test of another object": """
+        import torch
+        from importlib.util import find_spec
+        def make(args, config):
+            if hasattr(args, "rank"):
+                Config(rank=1)  # breaks
+            if getattr(config, "tied", False) and hasattr(torch, "npu"):
+                return Config(rank=2)  # breaks
+            if find_spec("flash_attn") is None:
+                return Config(rank=3)  # breaks
+            return Config(rank=4) if hasattr(args, "x") else None  # breaks
+    """,
+    "a test for what the package itself defines": """
+        class Own(Config):
+            has_rank = True
+            def make(self, engine: Engine):
+                if not hasattr(self, "has_rank"):
+                    return None
+                if hasattr(engine, "has_rank"):
+                    return f(1, b=2)  # breaks
+                return Config(rank=1)  # breaks
+    """,
+    "a package that is looked up by a function": """
+        import importlib.metadata, importlib.util
+        from packaging.version import Version
+        def find(name, return_version=False):
+            there = importlib.util.find_spec(name) is not None
+            version = "N/A"
+            if there:
+                try:
+                    version = importlib.metadata.version(name)
+                except importlib.metadata.PackageNotFoundError:
+                    there = False
+            return (there, version) if return_version else there
+        _vllm_available, _vllm_version = find("vllm", return_version=True)
+        def is_available(least=None):
+            if least:
+                return _vllm_available and Version(_vllm_version) >= Version(least)
+            return _vllm_available
+        if is_available():
+            Config(rank=1)  # breaks
+    """,
+    "a member of an Enum": """
+        from vllm.m import State
+        waiting = State.WAITING_FOR_FSM  # breaks
+        running = State.RUNNING.value
+        named = State.RUNNING.name, State.__members__, State.mro
+    """,
     "a class that is None where its import fails": """
         try:
             from vllm.m import Config as Guarded
@@ -443,6 +529,13 @@ FINE = {
             return body.kept, body.model_dump(), body.json()
     """,
     "a parameter that only has another name": "renamed(1, 2)",
+    "a member that the package adds to an Enum": """
+        from aenum import extend_enum
+        from vllm.m import State
+        if not hasattr(State, "WAITING_FOR_CHUNK"):
+            extend_enum(State, "WAITING_FOR_CHUNK", -1)
+        waiting = State.WAITING_FOR_CHUNK
+    """,
 }
 
 
@@ -511,6 +604,55 @@ GUARDED = {
         HAS = "b" in inspect.signature(f).parameters
         def call():
             return f(1, b=2) if HAS else f(1)
+    """,
+    "parameters in a variable": """
+        import inspect
+        def call():
+            taken = inspect.signature(f).parameters
+            return f(1, b=2) if "b" in taken else f(1)
+        def other():
+            signature = inspect.signature(f)
+            if "b" in signature.parameters.keys():
+                return f(1, b=2)
+        def third():
+            if "b" in set(inspect.getfullargspec(f).args):
+                return f(1, b=2)
+    """,
+    "fields of a dataclass in a set": """
+        from dataclasses import fields
+        NAMES = {one.name for one in fields(Fields)}
+        if "rank" in NAMES:
+            Fields(rank=1)
+        if any(one.name == "rank" for one in fields(Fields)):
+            Fields(rank=1)
+    """,
+    "a helper that looks into a signature": """
+        import inspect
+        def takes(function, name):
+            try:
+                known = inspect.signature(function).parameters
+            except (TypeError, ValueError):
+                return False
+            return name in known
+        if takes(Fields, "rank"):
+            Fields(rank=1)
+    """,
+    "a helper that calls another helper": """
+        import vllm
+        from packaging.version import Version
+        def at_least(least): return Version(vllm.__version__) >= Version(least)
+        def is_new(): return at_least("0.2")
+        def is_old(): return not is_new()
+        def call():
+            if is_old():
+                f(1, b=2)
+            return None if is_new() else Config.gone
+    """,
+    "the object that is patched": """
+        def mine(self, depth):
+            if hasattr(self, "gone"):
+                return self.gone()
+        Config.stays = mine
     """,
     "assert": """
         import vllm

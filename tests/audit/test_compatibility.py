@@ -364,6 +364,46 @@ def test_an_override_is_held_against_the_calls_in_vllm(findings):
     assert findings(body.format("batch"), quiet, quiet) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("def mine(self, batch): ...\nEngine.step = mine", True),
+        ("def mine(self, batch): ...\nsetattr(Engine, 'step', mine)", True),
+        ("old = Engine.step\ndef mine(self, batch):\n    return old(self, batch)\nEngine.step = mine", True),
+        (
+            "def make(old):\n    def mine(self, batch):\n        return old(self, batch)\n    return mine\n"
+            "Engine.step = make(Engine.step)",
+            True,
+        ),
+        ("def mine(self, batch, *, wait): ...\nEngine.step = mine", False),
+        ("def mine(self, *args, **more): ...\nEngine.step = mine", False),
+        ("import functools\ndef mine(self, wait, batch): ...\nEngine.step = functools.partialmethod(mine, 1)", False),
+        ("from x import hand_on\n@hand_on\ndef mine(self, batch): ...\nEngine.step = mine", False),
+        ("import wrapt\ndef mine(wrapped, instance, args, kwargs): ...\n"
+         "wrapt.wrap_function_wrapper('vllm.m', 'Engine.step', mine)", False),
+        ("class Mine:\n    def step(self, batch): ...\nEngine.step = Mine().step", False),
+    ],
+)  # fmt: skip
+def test_a_patch_is_held_against_the_calls_in_vllm_too(text, wrong, findings):
+    found = [one[:2] for one in findings(f"from vllm.m import Engine\n{text}\n", CALLED, CALLED)]
+    assert found == ([("P218", "error")] if wrong else [])
+
+
+def test_a_function_in_the_place_of_a_static_method_takes_what_is_passed(findings):
+    upstream = {"m": "class Engine:\n    @staticmethod\n    def of(config): ...\nEngine.of(1)\n"}
+    text = "from vllm.m import Engine\ndef mine(config): ...\nEngine.of = mine\n"
+    assert [one for one in findings(text, upstream, upstream) if one[0] == "P218"] == []
+
+
+def test_a_patch_behind_a_test_is_held_against_the_calls_in_vllm(findings):
+    """A mark against patching twice does not make it less certain."""
+    text = "from vllm.m import Engine\ndef mine(self, batch): ...\n"
+    marked = f"{text}if not getattr(Engine, '_patched', False):\n    Engine.step = mine\n    Engine._patched = True\n"
+    assert findings(marked, CALLED, CALLED) == [("P218", "error", 4)]
+    unsure = f"{text}if vllm_version_odd():\n    Engine.step = mine\n"
+    assert [one[:2] for one in findings(unsure, CALLED, CALLED)] == [("P218", "warning")]
+
+
 def test_a_call_on_another_object_counts_where_one_family_has_the_method(findings):
     body = "from vllm.m import Engine\nclass Mine(Engine):\n    def step(self, batch): ...\n"
     outside = CALLED.replace("self.step", "make().step")

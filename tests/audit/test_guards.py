@@ -152,7 +152,7 @@ def test_a_branch_that_runs_in_the_audited_release_is_judged(found, test):
     "test",
     [
         "vllm_version_odd()",
-        "hasattr(self, 'gone')",
+        "hasattr(vllm.m.Engine(), 'gone')",
         "vllm_version_is(x)",
         "vllm.__version__[:2] in SpecifierSet('>=0.30')",
         "SpecifierSet('>=0.30').contains(vllm.__version__[:2])",
@@ -350,7 +350,7 @@ def test_code_that_never_runs_is_not_reported(found, test):
 
 ALTERNATIVES = [
     "try:\n    from vllm.m import Engine as E\nexcept ImportError:\n    from vllm.old import Engine as E\nx = E.user",
-    "try:\n    from vllm.old import Engine as E\nexcept ImportError:\n    from vllm.m import Engine as E\nx = E.user()",
+    "try:\n    from vllm.old import Engine as E\nexcept ImportError:\n    from vllm.m import Engine as E\nE.user(1)",
     "try:\n    from vllm import m\nexcept ImportError:\n    from vllm import old as m\nx = m.Engine.user",
     "try:\n    from vllm.old import Engine as E\nexcept ImportError:\n    class E:\n        user = 1\nx = E.user",
 ]

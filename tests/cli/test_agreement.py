@@ -253,6 +253,27 @@ def test_all_four_agree_over_releases_that_differ(release, tmp_path, monkeypatch
     } == {}
 
 
+LAZY = """
+import sys, types
+class Late:
+    def f(self, x): ...
+class Lazy(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("Load"):
+            return Late
+        raise AttributeError(name)
+sys.modules[__name__] = Lazy(__name__)
+"""
+
+
+def test_a_module_that_puts_another_object_in_its_place_is_left_to_the_start(tmp_path):
+    """As ``transformers`` does: reading does not refuse what it cannot see there."""
+    body = "class P(VLLMPatch['lazy_package:Loaded'], name='p'):\n    @wrap\n    def f(self, call, x): return call(x)\n"
+    (tmp_path / "lazy_package.py").write_text(LAZY)
+    (tmp_path / "lazy_patches.py").write_text(HEAD + body)
+    assert told("lazy_patches", tmp_path) == {"p": {"plan": "", "sure": False, "start": ""}}
+
+
 REAL = [
     "vllm.v1.core.sched.scheduler:Scheduler",
     "vllm.v1.core.kv_cache_manager:KVCacheManager",

@@ -13,7 +13,7 @@ from vllm_graft.versions import vllm_version
 
 PATCH = (
     "from vllm.v1.core.sched.scheduler import Scheduler\n"
-    "def schedule(self):\n    return None\n"
+    "def schedule(self, throttle_prefills=False):\n    return None\n"
     "Scheduler.schedule = schedule\n"
 )
 

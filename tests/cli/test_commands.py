@@ -583,6 +583,17 @@ class Terminal(io.StringIO):
         return self._terminal
 
 
+def test_an_interrupt_is_said(monkeypatch, capsys):
+    """A plugin's module may raise it as well as the user."""
+
+    def interrupt(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vllm_graft.cli.points.run", interrupt)
+    assert main(["points"]) == 130
+    assert capsys.readouterr().err == "vllm-graft: interrupted\n"
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_watching_clears_the_screen_of_a_terminal_only(terminal: bool, monkeypatch: pytest.MonkeyPatch):
     """What goes into a pipe or a file is text."""

@@ -1,6 +1,7 @@
 """What may be done to an attribute: the marks are held to what the target has."""
 
 import asyncio
+import dataclasses
 import functools
 
 import pytest
@@ -66,6 +67,18 @@ def test_nothing_to_wrap_or_replace(engine, mark):
 
     text = refused(engine, {"plian": mark(plian)})
     assert f"there is no 'plian' to {mark.__name__} (did you mean 'plain'?). Next: compare with the installed" in text
+
+
+def test_a_field_without_a_default_is_no_attribute_of_the_class(engine):
+    @dataclasses.dataclass
+    class Output:
+        req_ids: list[str]
+
+    class P(VLLMPatch[Output]):
+        req_ids = replace([])
+
+    with pytest.raises(TargetError, match=r"there is no 'req_ids' to replace: .*Output declares it as a field of its"):
+        engine.apply([P])
 
 
 def test_what_every_object_has_counts_as_absent(engine):

@@ -326,6 +326,16 @@ async def _unawaited(self, call, x):
     return x
 
 
+def test_a_class_spelled_with_a_dot_is_proposed_with_a_colon():
+    """It names a module, so that ``call`` would have to come first."""
+    with pytest.raises(DeclarationError, match=r'never reaches.*Next: write "vllm\.v1\.request:Request" if'):
+
+        class P(VLLMPatch["vllm.v1.request.Request"]):
+            @wrap
+            def is_finished(self, call):
+                return call()
+
+
 @pytest.mark.parametrize("hook", [_unread, _overwritten, _unawaited])
 def test_a_wrap_that_never_reads_call_is_refused(hook):
     """It never calls the original, whatever its parameters are called."""

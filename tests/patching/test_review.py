@@ -188,7 +188,7 @@ def test_the_environment_only_makes_it_stricter(monkeypatch):
     assert [stricter(level) for level in ("ignore", "warn", "refuse")] == ["refuse", "refuse", "refuse"]
     for bad in ("ignore", "yes"):
         monkeypatch.setenv("GRAFT_ON_DRIFT", bad)
-        with pytest.raises(ConfigError, match=rf"GRAFT_ON_DRIFT: it is '{bad}'. Next: set it to warn or refuse"):
+        with pytest.raises(ConfigError, match=rf"GRAFT_ON_DRIFT: must be warn or refuse, but is '{bad}'. Next: set it"):
             stricter("warn")
 
 

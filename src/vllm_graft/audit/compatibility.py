@@ -120,6 +120,9 @@ def explain_total_misfit(own: Sequence[str], upstream: Sequence[str]) -> str:
 def judge_call(use: Use, before: Sequence[Release], new: Release) -> Verdict:
     """Judge whether a call fits; a missing target is reported where it is named, unless by ``super()``."""
     base, places = before[0], [(use.module, use.qualname), *use.owners]
+    # Of several classes that an import in a ``try`` may leave as the base, those that the release has.
+    there = [place for place in places if new.shape(place[0], place[1].rpartition(".")[0]) is not None]
+    places = there if use.via_super and there else places
     if use.via_super and all(new.shape(*place) is None for place in places):
         # ``super()`` lacks the method; a base from outside vLLM may have it.
         owners = [(module, qualname.rpartition(".")[0]) for module, qualname in places]
@@ -287,7 +290,7 @@ def refuses_new_calls(use: Use, was: Shape | None, now: Shape) -> bool:
 
 
 def find_unsupported_call(use: Use, before: Sequence[Release], new: Release) -> tuple[str, str]:
-    """Describe a call by upstream that an override does not accept, and how that is known; empty for none.
+    """Describe a call by upstream that an override or a patch does not accept, and how that is known; empty for none.
 
     It is known by a call in vLLM, or by a release that the override fitted; else the override takes none of the calls
     that upstream's signature allows, now or in the base.
@@ -322,7 +325,7 @@ def find_unsupported_call(use: Use, before: Sequence[Release], new: Release) -> 
 
 def takes_every_call(use: Use, new: Release) -> bool:
     """Return whether vLLM's own calls of an overridden method are in sight, and the override takes them all."""
-    now = _overridden(use, new)
+    now = _overridden(use, new) if use.way == "override" else None
     if now is None:
         return False
     calls, all_known = _calls_of(use, now, new)
@@ -330,13 +333,17 @@ def takes_every_call(use: Use, new: Release) -> bool:
 
 
 def _overridden(use: Use, release: Release) -> Shape | None:
-    """Return the method that an override replaces, if upstream calls it and its parameters are certain."""
-    if use.way != "override" or use.body is None or (use.attribute.startswith("__") and use.attribute != "__call__"):
+    """Return the method that an override or a patch replaces, if upstream calls it and its parameters are certain."""
+    if not (use.way == "override" or (use.as_written and use.container)):
+        return None
+    if use.body is None or (use.attribute.startswith("__") and use.attribute != "__call__"):
         return None
     if _own_parameters(use) is None or OPAQUE in function_marks([use.body]):
         return None
     found = release.shape(use.module, use.qualname)
-    return found if found is not None and not found.opaque and found.kind in METHODS else None
+    # A plain function in the place of a static method takes what it is called with on the class.
+    kinds = METHODS if use.way == "override" else ("function",)
+    return found if found is not None and not found.opaque and found.kind in kinds else None
 
 
 def _calls_of(use: Use, now: Shape, release: Release) -> tuple[list[Arguments], bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -70,6 +71,8 @@ def findings_for(
         was, now = (find_shape(release, use) if release is not None else None for release in (old, new))
         code, sentence, fix = _RULES_BY_WAY.get((use.way, state)) or _RULES.get(state, ("", "", ""))
         level: Level = "info"
+        # The code may mean another name that the release has.
+        several = bool(use.alternatives) and (new is None or bool(ReleaseFacts(new).open_alternatives(use)))
         # A patch lost its target, and a test or a handler around it hides that.
         lost = state in ("gone", "moved") and use.way in ("replace", "wrap", "delete")
         if lost and cell.verdict.standing != "runs":
@@ -77,7 +80,7 @@ def findings_for(
             what = f"{gone}, and the code around it silently continues: the patch no longer applies"
             yield _finding("P221", "error", use, what, fix)
         elif code:
-            level = _level(use, cell, was, now)
+            level = _level(use, cell, was, now, several=several)
             if level == "error" and state in ("broken", "extended") and new and takes_every_call(use, new):
                 level = "info"
             yield _finding(code, level, use, _describe(sentence, cell), fix)
@@ -103,10 +106,12 @@ def findings_for(
             if level != "error" or state not in ("broken", "extended"):
                 said, reason = find_unsupported_call(use, before, new)
                 if said:
-                    what = f"the override does not take what upstream passes in {cell.release}: {said}"
+                    what = f"it does not take what upstream passes in {cell.release}: {said}"
                     what += f"; {reason}" if reason else f"; nor in {cell.since}"
-                    fix = "accept the parameters and hand them on, or choose a name of your own"
-                    yield _finding("P218", "error" if reason and not use.guarded else "warning", use, what, fix)
+                    other = ", or choose a name of your own" if use.way == "override" else ""
+                    fix = f"accept the parameters and hand them on{other}"
+                    sure = bool(reason) and cell.verdict.standing == "runs" and not (several or use.fallback)
+                    yield _finding("P218", "error" if sure else "warning", use, what, fix)
 
 
 def _finding(code: str, level: Level, use: Use, what: str, fix: str, line: int | None = None) -> Finding:
@@ -198,9 +203,9 @@ def misspellings(use: Use, base: Release) -> Iterator[Finding]:
     near = difflib.get_close_matches(name, known - {name}, 1, _NEAR) if name not in known else []
     if not near or use.patch is not None:
         return
-    # ``_orig_step = Engine.step`` stores the original under a similar name on purpose.
-    prefix, _, rest = name.lstrip("_").partition("_")
-    if prefix.lower().startswith(("orig", "old", "prev", "saved", "real")) and rest == near[0].lstrip("_"):
+    # ``Engine._orig_step = Engine.step``, ``step_v2``: a name of its own, made from upstream's on purpose.
+    stem = re.escape(near[0].lstrip("_"))
+    if re.fullmatch(rf"\w*_{stem}(_\w+|\d+)?|_*{stem}(_\w+|\d+)", name):
         return
     what = f"it is added, but {near[0]!r} exists in {base.version}: an assignment to a misspelt name has no effect"
     yield Finding("P213", "warning", f"add {use.name}", what, use.where, "correct the name if that one is meant")
@@ -208,6 +213,8 @@ def misspellings(use: Use, base: Release) -> Iterator[Finding]:
 
 def _describe(sentence: str, cell: ReportCell) -> str:
     detail = f": {cell.verdict.detail}" if cell.verdict.detail else ""
+    if cell.verdict.state == "absent" and cell.since == cell.release:
+        return f"it is not in {cell.release}{detail}"
     if cell.verdict.state == "absent":
         return f"{sentence}, {cell.since} or {cell.release}{detail}"
     if cell.verdict.state == "misfit":
@@ -215,9 +222,10 @@ def _describe(sentence: str, cell: ReportCell) -> str:
     return f"{sentence} from {cell.since} to {cell.release}{detail}"
 
 
-def _level(use: Use, cell: ReportCell, was: Shape | None, now: Shape | None) -> Level:
+def _level(use: Use, cell: ReportCell, was: Shape | None, now: Shape | None, *, several: bool) -> Level:
+    """Return how serious a verdict is; ``several`` says that the code may mean another name."""
     state = cell.verdict.state
-    provided = cell.verdict.standing in ("caught", "unsure", "unmet") or bool(use.alternatives) or use.fallback
+    provided = cell.verdict.standing in ("caught", "unsure", "unmet") or several or use.fallback
     if use.way in ("call", "read"):
         # An override whose method is gone is never called, so its call of ``super()`` does not fail either.
         dead = use.via_super and state != "misfit" and use.owner.rpartition(".")[2] == use.attribute

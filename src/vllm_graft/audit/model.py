@@ -91,10 +91,16 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(_Packed):
-    """True if code runs in a release, None if that is unknown; ``asked``: the presence of a name decides it."""
+    """Whether code runs in a release.
+
+    runs:   None if that is unknown
+    asked:  whether the presence of a name decides it
+    vague:  of an unknown one: whether it only asks objects that need not be vLLM's
+    """
 
     runs: bool | None
     asked: bool = False
+    vague: bool = False
 
 
 class Condition(Protocol):
@@ -234,6 +240,7 @@ class Use(_Packed):
     body_file: the file of that function
     source:    its text, decorators included
     patch:     its declaration, if it is a ``VLLMPatch``
+    as_written: of a patch without a ``VLLMPatch``: whether the body is put in upstream's place as it is written
     own_attributes: the attributes that the package itself sets on the object that the body gets
     branches:  the tests in the file of the body
     passed_on: of an imported name: whether it is passed on as a value, so that not all calls of it are in sight
@@ -264,6 +271,7 @@ class Use(_Packed):
     body_file: str = field(default="", repr=False, compare=False)
     source: str = field(default="", repr=False, compare=False)
     patch: PatchDeclaration | None = None
+    as_written: bool = field(default=False, repr=False, compare=False)
     own_attributes: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     branches: Sequence[Branch] = field(default=(), repr=False, compare=False)
     passed_on: bool = False

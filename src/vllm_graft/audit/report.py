@@ -133,9 +133,9 @@ def verdict(use: Use, pair: ReleasePair) -> Verdict:
         return Verdict("", f"this body is for {use.patch.releases}")
     found = pair.judge(use)
     if found.state in ("same", "absent") and any(vanished_attributes(use, pair.before, pair.new)):
-        return Verdict("misfit", "its code reads what is gone", found.now)
+        return replace(found, state="misfit", detail="its code reads what is gone")
     if found.state == "same" and (said := find_unsupported_call(use, pair.before, pair.new)[0]):
-        return Verdict("misfit", said, found.now)
+        return replace(found, state="misfit", detail=said)
     if found.state not in ("same", "body", "extended", "broken"):
         return found
     waits = use.patch.remove_when if use.patch is not None else ""

@@ -54,6 +54,14 @@ class ReleaseFacts:
             return True
         return None if found.qualname and self.release.outside(found.module, found.qualname) else False
 
+    def open_alternatives(self, use: Use) -> tuple[tuple[str, str], ...]:
+        """Return the other names that a use may mean in this release: an import in a ``try`` leaves one of several."""
+        return tuple(
+            (module, qualname)
+            for module, qualname in use.alternatives
+            if self.has(module, qualname.rpartition(".")[0] or qualname) is not False
+        )
+
     def takes(self, module: str, qualname: str, parameter: str) -> bool | None:
         """Return whether a function or the constructor of a class has a parameter; None if that is not known."""
         found = find_shape(self.release, Use("import", module, qualname, "", 0))
@@ -71,7 +79,7 @@ class ReleaseFacts:
         if guard and guard not in self._standings:
             outcomes = [condition.outcome(self) for condition in guard.conditions]
             stopped = [one for one in outcomes if one.runs is False]
-            found: Standing = "unsure" if any(one.runs is None for one in outcomes) else "runs"
+            found: Standing = "unsure" if any(one.runs is None and not one.vague for one in outcomes) else "runs"
             if stopped:
                 found = "unmet" if all(one.asked for one in stopped) else "skipped"
             elif guard.caught:
@@ -132,6 +140,9 @@ class ReleasePair:
     def _missing(self, use: Use, found: Verdict, stands: Standing) -> Verdict:
         """Judge a missing name: no loss if the code has something else in its place."""
         elsewhere = next((name for name in use.alternatives if self.new_facts.has(*name)), None)
+        if elsewhere is None and use.container and find_owner(self.new, use) is None:
+            # Of two classes or modules that a variable may hold, the other one is there.
+            elsewhere = next(iter(self.new_facts.open_alternatives(use)), None)
         if elsewhere is not None:
             return Verdict("", f"{':'.join(elsewhere)} is in its place")
         if use.way == "import" and find_owner(self.new, use) is None:
@@ -324,7 +335,7 @@ def may_inherit(release: Release, use: Use) -> bool:
     # What methods set on ``self`` is not an attribute of the class, which is what a VLLMPatch changes.
     known = release.attributes(found.module, found.qualname) if use.patch is None else None
     outside = release.outside(found.module, found.qualname)
-    if use.patch is not None and outside <= ENUMS:
+    if outside and outside <= ENUMS:
         return special or any(hasattr(getattr(enum, base), use.attribute) for base in outside)
     return special or use.attribute in (known or ()) or bool(outside)
 

@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vllm-graft: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        # A plugin's module may raise it, too, and status 130 alone says nothing.
+        print("vllm-graft: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output went away, as `| head` does.

@@ -107,6 +107,9 @@ def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: obje
         elif hasattr(object, name) and isinstance(owner, type):
             what = f"{owner.__qualname__} has no {name!r} of its own to {hook.kind}, only the one that every object has"
             refusal = what, "mark it @add, and call super() for what every object does"
+        elif isinstance(owner, type) and any(name in vars(one).get("__annotations__", ()) for one in owner.__mro__):
+            what = f"there is no {name!r} to {hook.kind}: {owner.__qualname__} declares it as a field of its objects"
+            refusal = what, "wrap what makes the objects, or patch the code that reads the field"
         else:
             refusal = refuse_absent(hook, dir(owner))
     refusal = refusal or _refuse_ineffective(hook, owner, present)

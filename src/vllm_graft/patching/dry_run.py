@@ -169,8 +169,10 @@ def _judge_presence(finder: Finder, module: SourceModule, owner: ScopeEntry | No
         return "unknown"
     if finder.module(f"{module.name}.{attribute}") is not None or finder.walk.module_at(module.name, attribute):
         return "present"
-    # A loop, ``global`` and ``globals()`` bind names that no statement at the module's top level shows.
+    # A loop, ``global`` and ``globals()`` bind names that no statement at the module's top level shows; a module such
+    # as ``transformers`` puts another object in its place.
     told = any(isinstance(node, ast.For | ast.While) for node in module.body)
+    told = told or "sys.modules[__name__]" in module.file.text
     return "unknown" if told or attribute in module.file.text else "absent"
 
 

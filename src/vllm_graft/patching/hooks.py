@@ -219,6 +219,10 @@ class _BodyReader:
             fix = f"{way} 'call', or mark it @replace"
         elif kind in ("replace", "add") and name in originals:
             what, fix = f"{name!r} is marked @{kind} but mentions {ORIGINAL}{name}", "mark it @wrap"
+        if what and not self.target.is_class and self.target.short[:1].isupper():
+            # Of a class the layer beneath is the second parameter, after self.
+            package = self.target.module.rpartition(".")[0]
+            fix = f'write "{package}:{self.target.short}" if {self.target.short!r} is a class; else {fix}'
         if what:
             raise DeclarationError(what, where=self.where, fix=fix)
         return "wrap" if kind == "auto" and (takes_call or name in originals) else kind

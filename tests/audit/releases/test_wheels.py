@@ -117,7 +117,7 @@ def test_a_server_without_ranges_is_refused(read, site, kind):
     assert opened.bytes == 0
 
 
-@pytest.mark.parametrize(("status", "what"), [(403, "refuses"), (404, "not have it"), (429, "too many"), (503, "503")])
+@pytest.mark.parametrize(("status", "what"), [(403, "denies"), (404, "not have it"), (429, "too many"), (503, "503")])
 def test_a_server_that_refuses_is_told(read, site, kind, status, what):
     """With what to do."""
     site.statuses[PATH] = status

@@ -25,6 +25,8 @@ def function(): ...
 def defaults(one=1, *rest, two=2): ...
 def needs(config): ...
 async def later(): ...
+def waits():
+    yield
 @functools.cache
 def decorated(config): ...
 
@@ -82,6 +84,7 @@ def test_classes_and_what_is_not_certain_are_let_be_where_a_class_is_needed(site
         ("VALUE", "a plain value"),
         ("OBJECT", "an object that cannot be called"),
         ("later", "a coroutine function"),
+        ("waits", "a generator function"),
     ],
 )
 @pytest.mark.parametrize("group", ["vllm.general_plugins", "vllm.endpoint_plugins"])

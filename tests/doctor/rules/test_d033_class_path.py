@@ -110,3 +110,21 @@ def test_a_path_from_elsewhere_and_a_class_in_its_place(site, text):
     site.package("mine", {PLATFORM: {"mine": "graft_doctor_path:register"}},
                  {"graft_doctor_path": right, "graft_doctor_paths": paths.replace("Devise", "Device")})  # fmt: skip
     assert site.found("D033") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "level", "said"),
+    [
+        ("graft_doctor_path.Device", "error", "vLLM raises a ValueError: every process stops"),
+        ("graft_doctor_path:Devise", "warning", "binds no 'Devise' (did you mean 'Device'?); a server of that model"),
+        ("graft_doctor_absent:Device", "warning", "there is no module 'graft_doctor_absent'"),
+        ("graft_doctor_path:Device", None, ""),
+    ],
+)
+def test_a_model_that_a_general_plugin_registers(found, path, level, said):
+    call = f"from vllm import ModelRegistry\n    ModelRegistry.register_model('Arch', '{path}')"
+    findings = found(call, "vllm.general_plugins")
+    assert [one.level for one in findings] == ([level] if level else [])
+    assert all(said in one.what for one in findings)
+    tested = call.replace("    ModelRegistry", "    if ask():\n        ModelRegistry")
+    assert [one.level for one in found(tested, "vllm.general_plugins")] == (["warning"] if level else [])

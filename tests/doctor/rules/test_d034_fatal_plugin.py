@@ -49,6 +49,10 @@ def found(site):
         # An import that fails in the function is not caught; in the module it is.
         "def register():\n    import nowhere_at_all\n",
         "def register():\n    from vllm.v1.request import Gone\n",
+        # What a patch takes from vLLM first.
+        "def register():\n    from vllm.v1.request import Request\n    old = Request.gone\n    Request.gone = old\n",
+        "import vllm.v1.request as r\ndef register():\n    r.Request = r.Requests\n",
+        "from vllm.v1 import request\ndef register():\n    print(request.gone.name)\n",
         "import sys\ndef register():\n    try:\n        import nowhere_at_all\n"
         "    except ImportError:\n        sys.exit('install it')\n",
     ],
@@ -98,6 +102,17 @@ def test_what_always_ends_the_process(found, site, text):
         "    try:\n        import nowhere_at_all\n    except ERRORS:\n        pass\n",
         "from some import ERRORS\nimport sys\ndef register():\n    try:\n        import nowhere_at_all\n"
         "    except (*ERRORS, OSError):\n        pass\n    except ImportError:\n        sys.exit(1)\n",
+        # An attribute that is there, that may be set before, or that is only read if it is there.
+        "import vllm, vllm.envs as envs\nfrom vllm import platforms, LLM\nfrom vllm.v1.request import RequestStatus\n"
+        "def register():\n    print(vllm.LLM, vllm.v1, envs.VLLM_PORT, platforms.current_platform, LLM.__name__)\n"
+        "    return RequestStatus.WAITING, RequestStatus.__members__\n",
+        "from vllm.v1.request import Request\ndef register():\n    Request.own = 1\n    print(Request.own)\n",
+        "from vllm.v1.request import Request\ndef register():\n"
+        "    try:\n        Request.gone\n    except AttributeError:\n        pass\n",
+        "from vllm.v1.request import Request\ndef register():\n    later = lambda: Request.gone\n"
+        "    if hasattr(Request, 'gone'):\n        Request.gone()\n    return hasattr(Request, 'x') and Request.x\n",
+        "try:\n    from vllm.v1.request import Request\nexcept ImportError:\n    Request = None\n"
+        "def register():\n    print(Request.gone)\n",
         # An exception of the import is caught and logged by vLLM: D010 with --imports.
         "raise ImportError('libfoo')\ndef register(): ...\n",
     ],

@@ -10,7 +10,7 @@ from typing import Final
 
 from vllm_graft.audit.model import Use
 from vllm_graft.audit.uses.bodies import body_contents
-from vllm_graft.audit.uses.values import LocalDef, Name, Value, Values, local_defs, vllm_names
+from vllm_graft.audit.uses.values import LocalDef, Name, Value, local_defs
 from vllm_graft.audit.uses.walk_state import FileUses
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
@@ -85,11 +85,11 @@ class ClassHierarchy:
         """Yield the calls on ``self`` and ``super()`` that go to one of vLLM's methods."""
         for called in found.methods:
             method = called.method
-            if not self.is_sealed(called.cls):
+            if not self.is_sealed(called.cls, choices=True):
                 continue
             # The classes of vLLM that may have the method, in the order that Python looks through them.
             owners: list[tuple[str, str]] = []
-            for one in _above(called.cls, ()):
+            for one in _above(called.cls, (), choices=True):
                 if isinstance(one, Name) and one.is_vllm:
                     owners.append((one.module, f"{one.qualname}.{method}"))
                 elif isinstance(one, LocalDef) and one.inside is not None and method in one.inside.names:
@@ -182,12 +182,3 @@ def _passes_arguments(cls: LocalDef) -> bool:
     calls = [part for part in body if isinstance(part, ast.Call) and ast.unparse(part.func) == "super().__init__"]
     given = f"super().__init__(*{args.vararg.arg}, **{args.kwarg.arg})"
     return len(calls) == 1 and ast.unparse(calls[0]) == given
-
-
-def upstream(cls: LocalDef, seen: tuple[LocalDef, ...] = ()) -> Iterator[tuple[Name, Values]]:
-    """Yield the classes of vLLM that a class derives from, each with all that its base can be."""
-    for base in cls.bases:
-        yield from ((name, base) for name in vllm_names(base))
-        for own in local_defs(base):
-            if own not in seen:
-                yield from upstream(own, (*seen, cls))

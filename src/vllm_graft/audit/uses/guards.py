@@ -28,11 +28,16 @@ from vllm_graft.audit.uses.values import (
     Instance,
     LocalDef,
     Name,
+    ParentMethods,
+    Receiver,
+    ReceiverClass,
     Scope,
     SequenceValue,
     TextValue,
     Values,
     local_defs,
+    texts_in,
+    upstream,
     vllm_names,
 )
 from vllm_graft.sources.fingerprint import Function
@@ -91,8 +96,14 @@ _VERSIONED: Final = frozenset({ast.Name, ast.Attribute, ast.Call})
 
 # Attributes that hold the names of a class or a module.
 _NAMESPACES: Final = frozenset(
-    {"__dict__", "__dataclass_fields__", "__annotations__", "model_fields", "__fields__", "__struct_fields__"}
-)
+    {"__dict__", "__dataclass_fields__", "__annotations__", "__members__", "model_fields", "__fields__",
+     "__struct_fields__"}
+)  # fmt: skip
+# The functions that show the parameters of another, and all by which code asks for a name.
+_SIGNATURES: Final = frozenset({"signature", "getfullargspec"})
+_LOOKUPS: Final = _SIGNATURES | {"hasattr", "find_spec", "fields"}
+# The most functions that a test is looked for in, one calling the other.
+_NESTED: Final = 3
 
 _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
     ast.Eq: operator.eq,
@@ -193,62 +204,128 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
 
 
-def asks_vllm(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
-    """Return whether a condition tests for a name of vLLM or its version, itself or by a flag set before."""
+def asks_vllm(node: ast.expr, resolver: Resolver, scope: Scope, *, strict: bool = False) -> bool:
+    """Return whether a condition tests for a name of vLLM or its version, itself or by a flag set before.
+
+    An object of which nothing is known may be vLLM's: to ask it for a name counts unless ``strict``.
+    """
     for one in nodes(node):
         kind = type(one)
         if kind is ast.Name or kind is ast.Attribute:
-            if _is_version(one, resolver, scope):
+            if _is_version(one, resolver, scope, strict):
                 return True
-        elif (kind is ast.Call or kind is ast.Compare) and _asks(one, resolver, scope):
+        elif (kind is ast.Call or kind is ast.Compare) and _asks(one, resolver, scope, strict):
             return True
     return False
 
 
-def _asks(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
+def _asks(node: ast.AST, resolver: Resolver, scope: Scope, strict: bool) -> bool:
     if isinstance(node, ast.Call):
         called = dotted(node.func).rpartition(".")[2]
-        if called == "getattr":
-            return len(node.args) > 2
-        if called in ("hasattr", "find_spec", "signature", "getfullargspec") or _is_version(node, resolver, scope):
+        if called in _LOOKUPS or (called == "getattr" and len(node.args) > 2):
+            return bool(node.args) and _may_lack(node, resolver, scope, strict)
+        if _is_version(node, resolver, scope, strict):
             return True
-        for own in local_defs(resolver.value(node.func, scope)):
-            # A short function of the package with a version or an attempted import in it tests vLLM.
-            tested = own.node if isinstance(own.node, Function) else None
-            if tested is not None and (tested.end_lineno or tested.lineno) - tested.lineno <= SHORT:
-                inside = own.inside or own.scope
-                for one in nodes(whole(tested)):
-                    tries = isinstance(one, ast.Try) and any(_imported_names(one.body))
-                    if tries or (type(one) in _VERSIONED and _is_version(one, resolver, inside)):
-                        return True
-        return False
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        passes = any(any(vllm_names(resolver.value(one, scope))) for one in given)
+        return any(_tests(own, resolver, passes, _NESTED) for own in local_defs(resolver.value(node.func, scope)))
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
-        members = _members_of(node.comparators[0])
-        held = resolver.value(members[0], scope) if members is not None else ()
-        return any(isinstance(one, Instance) or (isinstance(one, Name) and one.is_vllm) for one in held)
+        members = members_of(node.comparators[0], resolver, scope)
+        return members is not None and _is_upstream(resolver.value(members.owner, members.scope))
     if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name):
         # ``try: from vllm.x import Y; except ImportError: Y = None``, and later ``if Y is not None``.
         with_none = isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None
         return with_none and any(vllm_names(resolver.value(node.left, scope)))
-    return _is_version(node, resolver, scope)
+    return _is_version(node, resolver, scope, strict)
 
 
-def _members_of(node: ast.expr) -> tuple[ast.expr, bool] | None:
-    """Return whose names a container holds, and whether they are parameters; None for other containers.
+def _is_upstream(value: Values) -> bool:
+    return any(isinstance(one, Instance) or (isinstance(one, Name) and one.is_vllm) for one in value)
 
-    Such are ``Class.__dict__``, ``dir(Class)``, ``Class.__dataclass_fields__`` and ``signature(function).parameters``.
+
+def _may_lack(node: ast.Call, resolver: Resolver, scope: Scope, strict: bool) -> bool:
+    """Return whether what a lookup asks for depends on the release; of ``hasattr(torch, "x")`` it does not."""
+    owner = resolver.value(node.args[0], scope)
+    if dotted(node.func).endswith("find_spec"):
+        return any(text.partition(".")[0] == TOP for text in texts_in(owner)) or not (owner or strict)
+    if any(vllm_names(owner)):
+        return True
+    objects = (Instance, Receiver, ReceiverClass, ParentMethods)
+    classes = [one.cls for one in owner if isinstance(one, objects)]
+    if not strict:
+        return bool(classes) or not owner
+    names = [text for argument in node.args[1:2] for text in texts_in(resolver.value(argument, scope))]
+    if names and resolver.own_names.issuperset(names):
+        return False
+    return any(isinstance(one, Name) or any(upstream(one)) for one in classes)
+
+
+def _tests(own: LocalDef, resolver: Resolver, passes: bool, deep: int) -> bool:
+    """Return whether a short function of the package tests vLLM: its version, an import, or a name of what it gets.
+
+    ``passes`` says that the function gets something from vLLM. It may leave the test to another function.
     """
-    if isinstance(node, ast.Call) and node.args and dotted(node.func) in ("dir", "vars"):
-        return node.args[0], False
-    if isinstance(node, ast.Attribute) and node.attr in _NAMESPACES:
-        return node.value, False
-    if isinstance(node, ast.Attribute) and node.attr == "parameters" and isinstance(node.value, ast.Call):
-        asked = dotted(node.value.func).rpartition(".")[2] == "signature" and node.value.args
-        return (node.value.args[0], True) if asked else None
+    tested = own.node if isinstance(own.node, Function) else None
+    if tested is None or (tested.end_lineno or tested.lineno) - tested.lineno > SHORT:
+        return False
+    inside = own.inside or own.scope
+    for one in nodes(whole(tested)):
+        if isinstance(one, ast.Try) and any(_imported_names(one.body)):
+            return True
+        if type(one) in _VERSIONED and _is_version(one, resolver, inside):
+            return True
+        if isinstance(one, ast.Call):
+            if passes and dotted(one.func).rpartition(".")[2] in _LOOKUPS:
+                return True
+            called = local_defs(resolver.value(one.func, inside)) if deep else ()
+            if any(each is not own and _tests(each, resolver, passes, deep - 1) for each in called):
+                return True
+    return False
+
+
+class _Members(NamedTuple):
+    """A container with the names of something, or with the parameters of a function."""
+
+    owner: ast.expr
+    scope: Scope
+    parameters: bool = False
+
+
+def members_of(node: ast.expr, resolver: Resolver, scope: Scope) -> _Members | None:
+    """Return whose names a container holds, if it is one of names: itself, in a set, or in a variable.
+
+    Such are ``Class.__dict__``, ``dir(Class)``, ``Class.__dataclass_fields__``, ``signature(function).parameters`` and
+    ``{field.name for field in fields(Class)}``.
+    """
+    match node:
+        case ast.Name():
+            held = resolver.value(node, scope)
+            one = held[0] if len(held) == 1 else None
+            return members_of(one.node, resolver, one.scope) if isinstance(one, ConditionValue) else None
+        case ast.Call(func=ast.Attribute(value=inner, attr="keys"), args=[]):
+            return members_of(inner, resolver, scope)
+        case ast.Call(args=[first]):
+            called = dotted(node.func)
+            if called in ("dir", "vars"):
+                return _Members(first, scope)
+            return members_of(first, resolver, scope) if called in ("set", "frozenset", "list", "tuple") else None
+        case ast.Attribute(value=inner, attr=name) if name in _NAMESPACES:
+            return _Members(inner, scope)
+        case ast.Attribute(value=asked, attr="parameters" | "args"):
+            held = resolver.value(asked, scope) if isinstance(asked, ast.Name) else ()
+            if len(held) == 1 and isinstance(held[0], ConditionValue):
+                asked, scope = held[0].node, held[0].scope
+            match asked:
+                case ast.Call(func=func, args=[first, *_]) if dotted(func).rpartition(".")[2] in _SIGNATURES:
+                    return _Members(first, scope, parameters=True)
+        case ast.SetComp(elt=ast.Attribute(attr="name")) | ast.ListComp(elt=ast.Attribute(attr="name")):
+            match node.generators:
+                case [ast.comprehension(iter=ast.Call(func=func, args=[first]), ifs=[])]:
+                    return _Members(first, scope) if dotted(func).rpartition(".")[2] == "fields" else None
     return None
 
 
-def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
+def _is_version(node: ast.AST, resolver: Resolver, scope: Scope, strict: bool = False) -> bool:
     """Return whether an expression is vLLM's version or a test of it: by its value, else by its name."""
     if isinstance(node, ast.Call):
         first = node.args[0] if node.args else None
@@ -273,11 +350,26 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
         if not held or (len(held) == 1 and isinstance(held[0], Name) and resolver.is_foreign(held[0])):
             return False
     for one in resolver.value(node, scope):
-        if isinstance(one, (ConditionValue, FlagValue)):
+        if isinstance(one, ConditionValue) and not (strict and _is_vague(one, resolver)):
             return True
+        if isinstance(one, FlagValue):
+            conditions = one.guard.conditions if strict else ()
+            if not strict or not all(isinstance(each, ExpressionCondition) for each in conditions):
+                return True
+            if not all(_is_vague(each, resolver) for each in conditions if isinstance(each, ExpressionCondition)):
+                return True
         if isinstance(one, Name) and one.is_vllm and _is_of_vllm(one.dotted):
             return True
     return False
+
+
+def _is_vague(one: ConditionValue | ExpressionCondition, resolver: Resolver) -> bool:
+    """Return whether a test only asks objects of which nothing is known."""
+    if one not in resolver.vague:
+        # A flag may depend on a test of itself.
+        resolver.vague[one] = True
+        resolver.vague[one] = not asks_vllm(one.node, resolver, one.scope, strict=True)
+    return resolver.vague[one]
 
 
 def holds_version(node: ast.expr, scope: Scope) -> bool:
@@ -290,6 +382,16 @@ def holds_version(node: ast.expr, scope: Scope) -> bool:
         elif isinstance(one, ast.Attribute) and "version" in one.attr and _is_of_vllm(dotted(one)):
             return True
     return False
+
+
+def looks_up_vllm(node: ast.expr) -> bool:
+    """Return whether a call passes the name of vLLM's distribution."""
+    return (
+        isinstance(node, ast.Call)
+        and bool(node.args)
+        and isinstance(node.args[0], ast.Constant)
+        and node.args[0].value in _DISTRIBUTIONS
+    )
 
 
 def _imported_names(body: Sequence[ast.stmt]) -> Iterator[Name]:
@@ -334,7 +436,8 @@ class ExpressionCondition:
             facts.outcomes[self] = Outcome(None, asked=True)
             evaluator = _Evaluator(self.resolver, facts)
             held = _truth(evaluator.value(self.node, _Frame(self.scope)))
-            known = Outcome(None if held is None else held is self.wanted, evaluator.asked)
+            vague = held is None and _is_vague(self, self.resolver)
+            known = Outcome(None if held is None else held is self.wanted, evaluator.asked, vague)
             outcomes = facts.outcomes if evaluator.used_facts else self.resolver.outcomes
             outcomes[self] = known
         return known
@@ -560,10 +663,10 @@ class _Evaluator:
 
     def _compare(self, node: ast.Compare, frame: _Frame) -> object:
         left = self.value(node.left, frame)
-        members = _members_of(node.comparators[0]) if len(node.ops) == 1 else None
-        if members is not None and isinstance(node.ops[0], ast.In | ast.NotIn):
-            owner, of_function = members
-            held = self._has(owner, left, frame.scope, parameter=of_function)
+        is_in = len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn)
+        members = members_of(node.comparators[0], self._resolver, frame.scope) if is_in else None
+        if members is not None:
+            held = self._has(members.owner, left, members.scope, parameter=members.parameters)
             return held if held is _UNKNOWN else held is isinstance(node.ops[0], ast.In)
         for op, comparator in zip(node.ops, node.comparators, strict=True):
             right = self.value(comparator, frame)

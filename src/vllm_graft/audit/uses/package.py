@@ -12,7 +12,7 @@ from typing import Final
 from vllm_graft.audit.model import Condition, Use, UseGuard
 from vllm_graft.audit.uses import guards, patches
 from vllm_graft.audit.uses.bodies import body_contents, is_class_method
-from vllm_graft.audit.uses.classes import ClassHierarchy, OwnAttributes, upstream
+from vllm_graft.audit.uses.classes import ClassHierarchy, OwnAttributes
 from vllm_graft.audit.uses.guards import AnyCondition
 from vllm_graft.audit.uses.patches import Locks
 from vllm_graft.audit.uses.resolver import VERBS, PackageModules, Resolver
@@ -32,6 +32,7 @@ from vllm_graft.audit.uses.values import (
     Value,
     Values,
     local_defs,
+    upstream,
     vllm_names,
 )
 from vllm_graft.audit.uses.walk_state import FileUses, WalkState
@@ -97,6 +98,7 @@ class PackageReader:
         branches = {found.file.shown: found.branches for found in founds}
         hierarchy = ClassHierarchy(founds)
         stored = frozenset(name for found in founds for name in found.stored)
+        self._resolver.own_names = stored.union(*(one.names for one in self._class_scopes()))
         stored |= {one.target.qualname.rpartition(".")[2] for found in founds for one in found.assignments}
         defined: dict[str, set[tuple[str, ...]]] = {}
         for subclass in (one for found in founds for one in found.subclasses):
@@ -129,6 +131,12 @@ class PackageReader:
         for found in founds:
             # Conditions that are not evaluated yet keep the walks alive.
             found.forget()
+
+    def _class_scopes(self) -> Iterator[Scope]:
+        """Yield the scopes of the classes that modules define."""
+        for walked in self._walkers.values():
+            for value in walked.state.scope.module().names.values() if walked is not None else ():
+                yield from (own.inside for own in local_defs(value) if own.inside is not None and own.function is None)
 
     def _guards_of_files(self, founds: list[FileUses]) -> dict[SourceFile, UseGuard]:
         """Return the guards of files that are imported behind tests only: ``if OLD: from . import patch_old``."""

@@ -31,7 +31,7 @@ _WRAPPERS: Final = frozenset(
 )
 # The last parts of the names of functions that change something, but for those of mock.
 _CHANGING: Final = _WRAPPERS.union(
-    ("setattr", "__setattr__", "delattr", "__delattr__", "setitem", "delitem", "Patch", "patch")
+    ("setattr", "__setattr__", "delattr", "__delattr__", "setitem", "delitem", "Patch", "patch", "extend_enum")
 )
 # Keywords of ``patch.multiple`` that name no attribute.
 _MULTIPLE: Final = frozenset({"spec", "create", "spec_set", "autospec", "new_callable"})
@@ -162,6 +162,10 @@ def record_call(
         owners: Values = tuple(Name(text.rstrip("?")) for text in texts_in(held)) or held
         target = attributes(owners, list(texts_in(state.value(second))))
         done = state.assign(target, line, _argument(node, 2, "wrapper", "factory"), value=replacement, by="first")
+    elif last == "extend_enum":
+        # aenum's ``extend_enum(Class, name, value)`` adds a member.
+        names = list(texts_in(state.value(second)))
+        done = state.assign(attributes(state.value(first), names), line, _argument(node, 2), way="add")
     elif called.partition(".")[0] == "gorilla" and last in ("Patch", "patch"):
         # ``Patch(destination, name, obj)``, or ``@patch(destination)`` on a function of that name.
         names = list(texts_in(state.value(second)))
@@ -343,6 +347,10 @@ def use_of(assignment: Assignment, found: FileUses, resolver: Resolver) -> Use:
         or any(_calls_original(each, assignment, found, resolver) for each in functions)
     )
     own = owns[0] if owns and assignment.way != "delete" else None
+    # ``partial(f, x)`` and ``classmethod(f)`` take other arguments than ``f``; what the package's own calls return is
+    # the function itself.
+    made = assignment.expr.func if isinstance(assignment.expr, ast.Call) else None
+    as_written = not assignment.by and (made is None or any(local_defs(resolver.value(made, assignment.scope))))
     return Use(
         way=assignment.way or ("wrap" if wraps else "replace"),
         module=assignment.target.module,
@@ -356,6 +364,7 @@ def use_of(assignment: Assignment, found: FileUses, resolver: Resolver) -> Use:
         body_file=own.file.shown if own is not None else "",
         source=source(own) if own is not None else "",
         patch=assignment.patch,
+        as_written=as_written and len(owns) == 1,
     )
 
 

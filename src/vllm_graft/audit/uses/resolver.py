@@ -98,6 +98,10 @@ class Resolver:
         """The nameless functions that have been walked."""
         self.outcomes: dict[Condition, Outcome] = {}
         """The outcomes of the tests that depend on no release."""
+        self.own_names: frozenset[str] = frozenset()
+        """The attributes that the package's classes define and its functions set, once all have been walked."""
+        self.vague: dict[object, bool] = {}
+        """The tests of which it is known whether they only ask objects that need not be vLLM's."""
         self._ways: dict[type[ast.expr], Callable[..., Values]] = {
             ast.Name: self._name,
             ast.Attribute: self._attribute,

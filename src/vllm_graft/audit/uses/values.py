@@ -279,3 +279,12 @@ def texts_in(value: Values) -> Iterator[str]:
 def local_defs(value: Values) -> Iterator[LocalDef]:
     """Return the alternatives that are functions or classes of the package."""
     return (one for one in value if isinstance(one, LocalDef))
+
+
+def upstream(cls: LocalDef, seen: tuple[LocalDef, ...] = ()) -> Iterator[tuple[Name, Values]]:
+    """Yield the classes of vLLM that a class derives from, each with all that its base can be."""
+    for base in cls.bases:
+        yield from ((name, base) for name in vllm_names(base))
+        for own in local_defs(base):
+            if own not in seen:
+                yield from upstream(own, (*seen, cls))

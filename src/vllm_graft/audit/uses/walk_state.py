@@ -333,10 +333,14 @@ class WalkState:
                 continue
             path, bound = instance.path if instance is not None else (), instance is not None
             use = self._use("call", one, node.lineno, guards.CALL, path, Arguments.of(node), bound)
-            # If a name may be several things, a call that does not fit one of them may be meant for the other.
-            # None, which an import in a ``try`` may leave behind, is not called.
-            several = sum(not isinstance(each, FlagValue) for each in value) > 1
-            self.found.calls.append(use.but(fallback=True) if several else use)
+            # If a name may be several things, a call that does not fit one of them may be meant for another, unless a
+            # release has only this one. None, which an import in a ``try`` may leave behind, is not called.
+            others = [each for each in value if each != one and not isinstance(each, FlagValue)]
+            known = [self.normal(each) for each in others if type(each) is Name and each.is_vllm]
+            alternatives = tuple((each.module, each.qualname) for each in known)
+            if others:
+                use = use.but(alternatives=alternatives, fallback=len(known) < len(others))
+            self.found.calls.append(use)
 
     def _use(
         self,

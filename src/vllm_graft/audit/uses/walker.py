@@ -17,7 +17,6 @@ from typing import Any, Final, cast
 from vllm_graft.audit.model import Condition, UseGuard, position
 from vllm_graft.audit.uses import guards, patches, syntax
 from vllm_graft.audit.uses.bodies import body_contents
-from vllm_graft.audit.uses.classes import upstream
 from vllm_graft.audit.uses.guards import ExpressionCondition, TryBody, TryCondition, UnknownCondition
 from vllm_graft.audit.uses.patches import record_assignment
 from vllm_graft.audit.uses.resolver import GETTERS, IMPORTERS, dotted_of, guessed, is_class, loop_items
@@ -39,6 +38,7 @@ from vllm_graft.audit.uses.values import (
     local_defs,
     texts_in,
     union,
+    upstream,
     vllm_names,
 )
 from vllm_graft.audit.uses.walk_state import AttributeSpelling, ClassMember, Subclass, WalkState
@@ -53,6 +53,8 @@ _NESTED: Final = 3
 _TESTS: Final = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
 # Expressions that may take a part of a version: ``Version(vllm.__version__).release[:2]``.
 _PARTS: Final = (ast.Attribute, ast.Subscript)
+# Expressions that may hold the names that something has, to be tested later: ``signature(function).parameters``.
+_CONTAINERS: Final = (ast.Attribute, ast.SetComp, ast.ListComp)
 # Statements that may keep those after them from running.
 _LEAVING: Final = frozenset({ast.If, ast.Try, ast.TryStar, ast.Assert})
 _SIGNATURES: Final = frozenset({"inspect.signature", "inspect.getfullargspec"})
@@ -198,6 +200,8 @@ class Walker:
             return (ConditionValue(node, state.scope),)
         if not found and isinstance(node, _PARTS) and guards.holds_version(node, state.scope):
             return (ConditionValue(node, state.scope),)
+        if not found and isinstance(node, _CONTAINERS) and guards.members_of(node, state.resolver, state.scope):
+            return (ConditionValue(node, state.scope),)
         return found
 
     def _visit_AnnAssign(self, node: ast.AnnAssign) -> None:
@@ -254,9 +258,12 @@ class Walker:
                 self._below(target)
 
     def _version_parts(self, targets: Sequence[ast.expr], expr: ast.expr | None) -> list[Values]:
-        """Return what each target gets of vLLM's version: ``major, minor, *_ = vllm.__version__.split(".")``."""
+        """Return what each target gets of vLLM's version: ``major, minor, *_ = vllm.__version__.split(".")``.
+
+        Or of what a function of the package says of vLLM: ``available, version = find_package("vllm")``.
+        """
         state = self.state
-        if expr is None or not guards.holds_version(expr, state.scope):
+        if expr is None or not (guards.holds_version(expr, state.scope) or guards.looks_up_vllm(expr)):
             return [()] * len(targets)
         star = next((place for place, one in enumerate(targets) if isinstance(one, ast.Starred)), len(targets))
         found: list[Values] = []

@@ -9,6 +9,7 @@ from typing import Final
 from vllm_graft.doctor import server
 from vllm_graft.doctor.environment import EntryPoint, Environment
 from vllm_graft.findings import Finding, Level
+from vllm_graft.patching.functions import kind_in_source
 from vllm_graft.sources.finder import find_certain
 from vllm_graft.sources.fingerprint import Function, each_parameter
 from vllm_graft.sources.modules import SourceModule
@@ -79,6 +80,8 @@ def _fault(entry: EntryPoint, env: Environment) -> tuple[str, str, str] | None:
             f"{group} takes a plain function: this one is never awaited, so it never runs",
             fix,
         )
+    if isinstance(kind, ast.FunctionDef) and kind_in_source(kind, frozenset()) == "generator":
+        return "a generator function", f"{group} takes a plain function: the body of this one never runs", fix
     if isinstance(kind, ast.FunctionDef | ast.Lambda) and (needs := _needed(kind.args, method=False)):
         return f"a function that needs {needs}", then, fix
     if isinstance(kind, ast.ClassDef):

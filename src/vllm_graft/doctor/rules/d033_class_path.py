@@ -1,4 +1,4 @@
-"""D033: a platform or IO processor plugin that returns the path of a class that is not there."""
+"""D033: a plugin that returns the path of a class that is not there, or registers a model by one."""
 
 from __future__ import annotations
 
@@ -44,6 +44,31 @@ def check(env: Environment) -> Iterator[Finding]:
                 fix = "return the dotted path of a class that can be imported"
                 where = f"{module.file.path}:{node.lineno}"
                 yield Finding(CODE, level, entry.subject, f"{what}; {GROUPS[entry.group]}", where, fix)
+    yield from _registered_models(env)
+
+
+def _registered_models(env: Environment) -> Iterator[Finding]:
+    """Look up every model that a general plugin registers by a plain text; vLLM imports it when it is served."""
+    for entry, module, function in env.functions("vllm.general_plugins"):
+        reader = _TextReader(module, function, env.path)
+        certain = [one.value for one in function.body if isinstance(one, ast.Expr)]
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call) or dotted(node.func).rpartition(".")[2] != "register_model":
+                continue
+            given = [*node.args[1:2], *(one.value for one in node.keywords if one.arg == "model_cls")]
+            for path, sure in (each for one in given for each in reader.texts(one)):
+                level: Level = "warning"
+                home, colon, name = path.partition(":")
+                then = ""
+                if not colon or ":" in name:
+                    then = "that is not 'module:Class', and vLLM raises a ValueError: every process stops"
+                    level = "error" if node in certain and sure and env.loads(entry) else "warning"
+                elif lacking := _lacking(env, f"{home}.{name}"):
+                    then = f"{lacking}; a server of that model stops at its start"
+                if then:
+                    what = f"it registers a model as {path!r}, but {then}"
+                    fix = "write 'module:Class' of a class that can be imported"
+                    yield Finding(CODE, level, entry.subject, what, f"{module.file.path}:{node.lineno}", fix)
 
 
 def _lacking(env: Environment, path: str) -> str:

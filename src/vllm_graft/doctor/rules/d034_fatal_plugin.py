@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
+from vllm_graft.audit.model import Use
+from vllm_graft.audit.releases.source_release import SourceRelease
+from vllm_graft.audit.verdicts import ReleaseFacts, find_shape
 from vllm_graft.doctor.environment import Environment
 from vllm_graft.doctor.rules.d007_unresolvable import ImportReader, failing_import, modules_above
 from vllm_graft.findings import Finding, Level
 from vllm_graft.sources.finder import find_certain
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.modules import SourceModule
+from vllm_graft.sources.origins import SearchPath
 from vllm_graft.sources.scopes import absolute, dotted, imported
 
 CODE = "D034"
@@ -28,6 +34,7 @@ _EXITS: Final = frozenset({"sys.exit", "os._exit", "os.abort", "exit", "quit"})
 _CATCHING: Final = {
     "exit": frozenset({"", "BaseException", "SystemExit", "KeyboardInterrupt"}),
     "import": frozenset({"", "BaseException", "Exception", "ImportError", "ModuleNotFoundError"}),
+    "attribute": frozenset({"", "BaseException", "Exception", "AttributeError"}),
     "abort": frozenset[str](),
 }
 """The handlers that catch each kind of ending; a bare ``except`` has no name. Any handler may catch another raise."""
@@ -62,7 +69,10 @@ _DEEP: Final = 5  # the number of functions and modules that are followed where 
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """A statement that ends the process: "exit", "abort", "raise", or an "import" that fails for the reason ``why``."""
+    """A statement that ends the process: "exit", "abort", "raise", or what fails for the reason ``why``.
+
+    That is an "import", or an "attribute" of vLLM that is not there.
+    """
 
     module: SourceModule
     node: ast.stmt
@@ -139,6 +149,10 @@ class _Reader:
             return found if passes else None
         if isinstance(node, ast.Try):
             return self._end_of_try(module, node) or self.ending(module, node.finalbody)
+        runs = isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return)
+        for one in _evaluated(node) if self.raises and runs else ():
+            if why := _lacking(self.env, module, one):
+                return _Ending(module, node, "attribute", why)
         call = node.value if isinstance(node, ast.Expr | ast.Assign | ast.Return) else None
         return self._end_of_call(module, node, call) if isinstance(call, ast.Call) else None
 
@@ -149,8 +163,8 @@ class _Reader:
             if found is not None and found.kind != "abort" and names is None:
                 return None
             if found is not None and names and names & _CATCHING.get(found.kind, names):
-                # What a handler does with an import that is certain to fail is certain, too.
-                return self.ending(module, handler.body) if found.kind == "import" else None
+                # What a handler does with what is certain to fail is certain, too.
+                return self.ending(module, handler.body) if found.kind in ("import", "attribute") else None
         return found
 
     def _end_of_import(self, module: SourceModule, node: ast.Import | ast.ImportFrom) -> _Ending | None:
@@ -186,6 +200,57 @@ class _Reader:
         if called is None or not isinstance(function, ast.FunctionDef) or not runs:
             return None
         return replace(self, deep=self.deep - 1).ending(called[0], function.body)
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.Attribute]:
+    """Yield the attributes that are read whenever a statement runs."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield node
+    inner: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.IfExp | ast.BoolOp):
+        inner = [node.test] if isinstance(node, ast.IfExp) else node.values[:1]
+    for one in inner:
+        if not isinstance(one, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            yield from _evaluated(one)
+
+
+def _lacking(env: Environment, module: SourceModule, node: ast.Attribute) -> str:
+    """Say that a module or class of vLLM lacks an attribute; empty if it has it, or if reading does not tell."""
+    special = node.attr.startswith("__") and node.attr.endswith("__")
+    first = node.value.id if isinstance(node.value, ast.Name) and not special else ""
+    everywhere = list(ast.walk(module.tree)) if first else []
+    origins = {
+        found
+        for one in everywhere
+        if isinstance(one, ast.Import | ast.ImportFrom)
+        and (found := imported(one, first, module.name, module.file.is_package)) is not None
+    }
+    set_before = any(
+        (isinstance(one, ast.Name) and one.id == first and not isinstance(one.ctx, ast.Load))
+        or (isinstance(one, ast.arg) and one.arg == first)
+        or (
+            isinstance(one, ast.Attribute)
+            and one.attr == node.attr
+            and not isinstance(one.ctx, ast.Load)
+            and one.lineno < node.lineno
+        )
+        for one in everywhere
+    )
+    origin = origins.pop() if len(origins) == 1 and not set_before else None
+    if origin is None or origin.module.partition(".")[0] != "vllm" or env.vllm is None:
+        return ""
+    facts = _facts_of(env.path, env.root, env.vllm)
+    shape = find_shape(facts.release, Use("import", origin.module, origin.name, "", 0))
+    on_demand = shape is not None and facts.has(shape.module, "__getattr__") and not shape.qualname
+    if on_demand or facts.attribute(origin.module, origin.name, node.attr) is not False:
+        return ""
+    return f"vLLM {facts.version} has no {node.attr!r} in {shape.name if shape is not None else origin.name}"
+
+
+@functools.lru_cache(maxsize=1)
+def _facts_of(path: tuple[str, ...], root: Path | None, version: str) -> ReleaseFacts:
+    """Return what the sources of the vLLM that would be imported say of a name."""
+    return ReleaseFacts(SourceRelease(SearchPath(path, root), version))
 
 
 def _caught(module: SourceModule, handler: ast.ExceptHandler) -> set[str] | None:
