@@ -29,7 +29,7 @@ from vllm_graft.contracts.sampling import OptInSampler, read_defaults
 from vllm_graft.contracts.validation import RESERVED
 from vllm_graft.errors import describe_error
 from vllm_graft.ledger import current
-from vllm_graft.ledger.guard import raised_by_signal
+from vllm_graft.ledger.guard import end_copy, fork_count, raised_by_signal
 from vllm_graft.ledger.quarantine import QuarantineReader
 from vllm_graft.plan import Plan, Run, inherited_plan, inherited_run
 from vllm_graft.plan.catalogue import SHIPPED, load
@@ -112,10 +112,13 @@ class SamplerInfo:
 
         vLLM would turn any other exception into a 500, and ``SystemExit`` would end the API server.
         """
-        started = time.perf_counter()
+        started, forks = time.perf_counter(), fork_count()
         try:
-            return method({**self.defaults, **found})
+            answer = method({**self.defaults, **found})
+            end_copy(forks)
+            return answer
         except BaseException as error:
+            end_copy(forks, error)
             if raised_by_signal(error):
                 raise
             said = describe_error(error)
