@@ -116,6 +116,10 @@ def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> l
     fronts = [row for row in rows if "frontend" in row["roles"] and row["life"] == "running"]
     if fronts and not any(_has_engine(row, rows) for row in fronts):
         lacking = [_while_starting(finding) for finding in lacking]
+    # A second engine would hide that one of its role is gone.
+    for row in rows if fronts else ():
+        if row["life"] == "ended" and {*_PROVEN} & {*row["roles"]}:
+            died.append(Finding("S006", "error", _subject(row), "ended, but its server goes on", "", _NEXT["died"]))
     held_up = [finding for row in others if row["life"] == "running" for finding in _held_up(row)]
     unsaved = []
     for row in others:
