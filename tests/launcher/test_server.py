@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.errors import ConfigError
+from vllm_graft.errors import ConfigError, StartError
 from vllm_graft.launcher import server as module
 from vllm_graft.launcher.server import ServerProcess
 from vllm_graft.ledger import state_folder
@@ -77,6 +77,23 @@ def test_one_whose_health_cannot_be_asked_for_serves_by_its_record(
     started = deaf(tmp_path, argument, ready=True)
     try:
         assert started.wait_healthy(timeout_s=10) is started
+    finally:
+        started.stop()
+
+
+@pytest.mark.parametrize("argument", ["--port=0", "--uds=/tmp/socket", "--config=x.yaml"])
+def test_another_server_at_the_usual_address_is_not_taken_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str
+):
+    """It neither keeps this one from starting, nor makes it healthy before it has loaded its model."""
+    monkeypatch.setattr(module, "_STOP_EARLY_S", 0.0)
+    monkeypatch.setattr(ServerProcess, "health", lambda self: 200)
+    assert ServerProcess([]).is_address_taken()
+    assert not ServerProcess([argument]).is_address_taken()
+    started = deaf(tmp_path, argument, ready=False)
+    try:
+        with pytest.raises(StartError, match="did not answer within 1 s"):
+            started.wait_healthy(timeout_s=1)
     finally:
         started.stop()
 

@@ -114,7 +114,8 @@ class ServerProcess:
             if (status := self.poll()) is not None:
                 what = f"the server ended with status {status} before it served{self._ending()}"
                 raise StartError(what, where=" ".join(self.arguments), fix="see the last line of the server's output")
-            if self.health() == 200 or (self._unseen and self._recorded_ready("frontend")):
+            ready = self._recorded_ready("frontend") if self._unseen else None
+            if self.health() == 200 if ready is None else ready:
                 self._served = True
                 return self
             if while_waiting is not None:
@@ -132,6 +133,10 @@ class ServerProcess:
         """Wait for the server to end and return its exit status."""
         assert self._process is not None
         return self._process.wait()
+
+    def is_address_taken(self) -> bool:
+        """Return whether something answers at the server's address; False if it may have another one."""
+        return not self._unseen and self.health() != 0
 
     def health(self) -> int:
         """Return the HTTP status of ``/health``; 0 if nothing answers."""
