@@ -37,6 +37,9 @@ _UNSEEN: Final = ("--uds", "--ssl", "--config")
 """Beginnings of the arguments that move a server away from the address where ``/health`` is asked: its record tells
 whether it serves."""
 
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens addresses without the proxy that the environment may name: it would answer in place of a server here."""
+
 _LEAVE_S: Final = 2.0
 """The time that processes may outlive the main one before they are killed, and the time for killing them."""
 
@@ -141,7 +144,7 @@ class ServerProcess:
     def health(self) -> int:
         """Return the HTTP status of ``/health``; 0 if nothing answers."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            with _DIRECT.open(f"{self.url}/health", timeout=5) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -229,7 +232,7 @@ class ServerProcess:
 
     def _send(self, request: urllib.request.Request) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with _DIRECT.open(request, timeout=120) as answer:
                 return int(answer.status), answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
