@@ -179,6 +179,17 @@ def _open_as_engine_and_die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_an_item_that_fails_where_it_is_not_needed_is_a_finding_too():
+    """A queue's ``admit`` is called in API servers, and the queue is planned for engines."""
+    front = opened("frontend").read_all_processes()[0][0]
+    plan = Plan((*PLAN, PlanItem("scheduler", "fair", "m:Q", "p", ("engine",))), model="m")
+    item = {"point": "scheduler", "name": "fair", "state": "quarantined", "reason": "boom"}
+    row = front | {"roles": ["frontend"], "plan": plan.hash, "items": [*front["items"], item]}
+    assert [(found.code, found.subject) for found in comparison.missing([row], plan)] == [("S005", "scheduler fair")]
+    item["state"] = "applied"
+    assert comparison.missing([row], plan) == []
+
+
 def test_an_engine_that_ended_beside_another_is_an_error_while_the_server_runs():
     """The other one would hide that half of them are gone; in a server that has ended too, nothing is wrong."""
     front = opened("frontend").read_all_processes()[0][0] | {"roles": ["frontend"]}

@@ -81,8 +81,11 @@ def missing(rows: Iterable[ProcessRow], plan: Plan) -> list[Finding]:
             found.append(_other_plan(row, plan))
             continue
         states = {item["name"]: item for item in row["items"]}
-        for planned in plan.needed_by({role for role in ROLES if role in row["roles"]}):
+        needed = plan.needed_by({role for role in ROLES if role in row["roles"]})
+        for planned in plan:
             item = states.get(planned.name)
+            if planned not in needed and (item is None or item["state"] in GOOD):
+                continue  # a queue's `admit` is called in API servers too, which do not need the queue
             state = item["state"] if item is not None else "absent"
             level: Level = "warning" if state in _GOES_ON else "error"
             if item is None:
