@@ -206,6 +206,22 @@ def test_a_crashed_engine_has_died_though_its_server_ends_in_order(server: Serve
     assert "\x1b" not in found.explain()
 
 
+def test_one_of_two_engines_that_is_told_to_end_is_missed(graft: Session):
+    """Its server goes on until requests come: all of its other processes have what the plan names."""
+    prepare(graft)
+    with graft.server("--served-model-name", "m", "--data-parallel-size", "2") as server:
+        assert findings(server) == {}
+        os.kill(pid_of(server, "engine"), signal.SIGTERM)
+
+        def missed() -> list[str]:
+            found = server.run_view()
+            assert found is not None
+            return [each.subject for each in found.findings() if each.what == "ended, but its server goes on"]
+
+        wait_for(lambda: any(each.startswith("EngineCore_DP") for each in missed()), 10)
+        assert server.health() == 200
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_is_told_to_end_has_ended(graft: Session, number: int):
     """With a request under way, and as a terminal does it: by a signal to every process."""

@@ -658,6 +658,7 @@ def test_status_of_something_else_that_answers(capsys: pytest.CaptureFixture[str
         {"plan": {"hash": "x"}, "model": "m", "processes": [{}], "findings": []},
         {"plan": {"hash": "x"}, "model": "m", "processes": [], "findings": [{}]},
         {"plan": {"hash": "x"}, "model": "m", "processes": [], "findings": [], "queues": [1]},
+        {"plan": {"hash": "x"}, "model": "m", "processes": [], "findings": []},
     ],
 )
 @pytest.mark.parametrize("json_too", [False, True])

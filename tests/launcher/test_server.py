@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from vllm_graft.errors import ConfigError
+from vllm_graft.errors import ConfigError, StartError
 from vllm_graft.launcher import server as module
-from vllm_graft.launcher.server import ServerProcess
+from vllm_graft.launcher.server import ServerProcess, free_port
 from vllm_graft.ledger import state_folder
 
 DEAF = """
@@ -79,6 +80,42 @@ def test_one_whose_health_cannot_be_asked_for_serves_by_its_record(
         assert started.wait_healthy(timeout_s=10) is started
     finally:
         started.stop()
+
+
+@pytest.mark.parametrize("argument", ["--port=0", "--uds=/tmp/socket", "--config=x.yaml"])
+def test_another_server_at_the_usual_address_is_not_taken_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str
+):
+    """It neither keeps this one from starting, nor makes it healthy before it has loaded its model."""
+    monkeypatch.setattr(module, "_STOP_EARLY_S", 0.0)
+    monkeypatch.setattr(ServerProcess, "health", lambda self: 200)
+    assert ServerProcess([]).is_address_taken()
+    assert not ServerProcess([argument]).is_address_taken()
+    started = deaf(tmp_path, argument, ready=False)
+    try:
+        with pytest.raises(StartError, match="did not answer within 1 s"):
+            started.wait_healthy(timeout_s=1)
+    finally:
+        started.stop()
+
+
+def test_a_proxy_is_not_taken_for_the_server(monkeypatch: pytest.MonkeyPatch):
+    """It answers for any address, so that `serve` would find its own taken, and never start."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_port}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        try:
+            assert ServerProcess(["--port", str(free_port())]).health() == 0
+        finally:
+            proxy.shutdown()
 
 
 def test_what_does_not_speak_http_is_not_healthy():

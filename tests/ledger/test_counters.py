@@ -173,6 +173,32 @@ def calls_until_aside(monkeypatch: pytest.MonkeyPatch, seconds: list[float], pau
     return len(seconds), ""
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [(lambda: None, 0), (sys.exit, 0), (lambda: sys.exit(3), 3), (lambda: sys.exit("no"), 1), (lambda: 1 / 0, 1)],
+)
+def test_a_child_that_a_plugin_forks_does_not_go_on_in_its_place(
+    ends: Callable[[], object], status: int, capfd: pytest.CaptureFixture[str]
+):
+    """A copy of an engine that lives on answers the same requests a second time."""
+    told: list[str] = []
+    children: list[int] = []
+
+    def plugin(value: int) -> str:
+        children.append(os.fork())
+        if not children[-1]:
+            ends()
+        return f"plugin {value}"
+
+    guard = Guard(plugin, fallback, Meter(Cells(), "hook", None), told.append)
+    assert guard(3) == "plugin 3"
+    os.write(1, f"{os.getpid()} goes on\n".encode())
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == status
+    assert capfd.readouterr().out == f"{os.getpid()} goes on\n"
+    assert told == []
+
+
 @pytest.mark.parametrize(
     ("seconds", "pause", "calls", "reason"),
     [

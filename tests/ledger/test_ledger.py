@@ -179,6 +179,28 @@ def _open_as_engine_and_die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_an_item_that_fails_where_it_is_not_needed_is_a_finding_too():
+    """A queue's ``admit`` is called in API servers, and the queue is planned for engines."""
+    front = opened("frontend").read_all_processes()[0][0]
+    plan = Plan((*PLAN, PlanItem("scheduler", "fair", "m:Q", "p", ("engine",))), model="m")
+    item = {"point": "scheduler", "name": "fair", "state": "quarantined", "reason": "boom"}
+    row = front | {"roles": ["frontend"], "plan": plan.hash, "items": [*front["items"], item]}
+    assert [(found.code, found.subject) for found in comparison.missing([row], plan)] == [("S005", "scheduler fair")]
+    item["state"] = "applied"
+    assert comparison.missing([row], plan) == []
+
+
+def test_an_engine_that_ended_beside_another_is_an_error_while_the_server_runs():
+    """The other one would hide that half of them are gone; in a server that has ended too, nothing is wrong."""
+    front = opened("frontend").read_all_processes()[0][0] | {"roles": ["frontend"]}
+    one = front | {"pid": 1, "roles": ["engine", "worker"], "name": "EngineCore_DP0"}
+    two = one | {"pid": 2, "life": "ended", "name": "EngineCore_DP1"}
+    (found,) = comparison.findings_of([front, one, two], PLAN)
+    assert (found.code, found.level, found.what) == ("S006", "error", "ended, but its server goes on")
+    assert "EngineCore_DP1" in found.subject
+    assert comparison.findings_of([each | {"life": "ended"} for each in (front, one, two)], PLAN) == []
+
+
 def test_a_process_that_is_asked_says_its_own_queue_and_leaves_the_others_to_them():
     """An engine or worker stands still while it answers: a thousand tenants of each engine would take a while."""
     ledger = opened_alone()

@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,6 +209,38 @@ def test_any_bytes_can_be_counters(home: Path, content: bytes):
     (home / f"{os.getpid()}.cells").write_bytes(content)
     assert main(["status", "--all"]) in (0, 1)
     assert main(["status", "--json"]) in (0, 1)
+
+
+def test_a_plan_without_an_item_is_damaged(home: Path):
+    """Compared with it, no process would lack anything."""
+    path = home / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "items": []}))
+    assert (only(home).code, only(home).what) == ("S018", "cannot be read: it names nothing")
+
+
+def test_a_record_without_a_role_is_damaged(home: Path):
+    """A process without one would need no item."""
+    path = home / f"{os.getpid()}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "roles": []}))
+    assert only(home).what == "cannot be read: 'roles' is empty"
+
+
+def test_counters_that_do_not_say_how_the_process_ended_are_damaged(home: Path):
+    """Else a process that is gone would count as ended in order."""
+    path = home / f"{os.getpid()}.cells"
+    cells = bytearray(path.read_bytes())
+    cells[:8] = (77).to_bytes(8, sys.byteorder)
+    path.write_bytes(cells)
+    assert only(home).what == "cannot be read: it does not say how the process ended"
+
+
+def test_a_clock_that_was_set_back_hides_no_silence(home: Path):
+    """For as many hours as it was."""
+    path = home / f"{os.getpid()}.cells"
+    cells = bytearray(path.read_bytes())
+    cells[16:24] = int((time.time() + 3600) * 1000).to_bytes(8, sys.byteorder)
+    path.write_bytes(cells)
+    assert (only(home).code, only(home).what[:34]) == ("S016", "has given no sign of life for 3600")
 
 
 def test_keys_of_a_newer_version_are_left_out(home: Path):

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,33 @@ def test_a_fifo_is_refused_at_once(tmp_path: Path, is_read: bool):
         RequestLog.check_machine({"path": str(path)})
     if reader is not None:
         os.close(reader)
+
+
+@pytest.mark.parametrize("happens", ["renamed", "removed"])
+def test_a_file_that_is_rotated_is_begun_anew(tmp_path: Path, happens: str):
+    """Else lines would go to a file that nobody reads any more."""
+    path = tmp_path / "log.jsonl"
+    sink = RequestLog({"path": str(path)})
+    sink.finished([request("a")], BATCH)
+    deadline = time.monotonic() + 30
+    while not path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    path.rename(tmp_path / "log.1") if happens == "renamed" else path.unlink()
+    sink.finished([request("b")], BATCH)
+    sink.close()
+    assert [json.loads(line)["request_id"] for line in path.read_text().splitlines()] == ["b"]
+
+
+def test_a_folder_that_is_removed_is_raised_where_it_is_noticed(tmp_path: Path):
+    """The sink is put aside, instead of seeming to log."""
+    (tmp_path / "logs").mkdir()
+    sink = RequestLog({"path": str(tmp_path / "logs" / "log.jsonl")})
+    shutil.rmtree(tmp_path / "logs")
+    sink.finished([request("a")], BATCH)
+    sink.close()
+    with pytest.raises(ConfigError, match=r"cannot be written: .*No such file"):
+        sink.finished([], BATCH)
 
 
 def test_a_full_disk_is_raised_where_it_is_noticed():

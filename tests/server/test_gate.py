@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft.contracts import Load, Refusal, WaitingRequest
-from vllm_graft.plan import Plan
+from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
+from vllm_graft.ledger import Ledger
+from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.server.callers import CURRENT_CALLER, Caller, CallersFile
 from vllm_graft.server.engine_request import EngineRequest
-from vllm_graft.server.gate import UNSEEN_S, Gate
+from vllm_graft.server.gate import UNSEEN_S, Gate, _queue_options
 
 CALLERS = f"""
 [[caller]]
@@ -219,6 +220,21 @@ def test_requests_that_the_engine_has_not_seen_yet_count_as_waiting():
 
 
 ACME = ("tenant", Caller("acme", 2, 3))
+
+
+def test_an_answer_of_a_queue_that_is_no_refusal_is_not_taken_for_consent():
+    """As in engine core: what it meant by it is not known, so it is put aside, and the request is passed on."""
+
+    class Mumbles(AdmissionQueue):
+        def admit(self, request, load):
+            return {"reason": "full"}
+
+    ledger = Ledger()
+    ledger.set_item("scheduler", "mumbles", "applied")
+    options = _queue_options(PlanItem("scheduler", "mumbles", "m:C", "p", ("frontend",)), Mumbles(), ledger)
+    assert options["admit"](WaitingRequest("a", 0, 0.0, 0, 1), Load()) is None
+    assert ledger._items["mumbles"].state == "quarantined"
+    assert "admit must return a Refusal or None, but returned dict" in ledger._items["mumbles"].reason
 
 
 def test_who_asks_is_noted_for_the_time_of_the_request(callers):

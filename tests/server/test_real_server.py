@@ -138,6 +138,10 @@ def test_who_asks_and_who_is_turned_away(graft: Session):
         assert post(server, {**ask, "max_tokens": 14}, Authorization=key)[0] == 200
         assert post(server, {**ask, "max_tokens": 13}, Authorization=key)[0] == 200
         wait(lambda: states(server)["noting"] == "quarantined", "the failed queue is shown")
+        view = server.run_view()
+        assert view is not None
+        found = {(each.code, each.subject) for each in view.findings() if "frontend" in each.where}
+        assert found == {("S005", "scheduler noting")}
 
 
 def states(server: ServerProcess) -> dict[str, str]:

@@ -88,7 +88,7 @@ def is_sound(arguments: Sequence[str]) -> bool:
 
 def watch(server: ServerProcess) -> int:
     """Start the server, print the status table once it is healthy, stop it cleanly on a signal."""
-    if server.health():
+    if server.is_address_taken():
         fix = "give another --port, or stop that server"
         raise ConfigError(f"something answers on {server.url} already", where="--port", fix=fix)
     started = stopping = False

@@ -167,6 +167,9 @@ def ask(url: str, key: str | None) -> StatusDocument:
         document["findings"] = [{key: str(value) for key, value in row.items()} for row in document["findings"]]
         # What rendering needs is all that a command needs.
         render([document], everyone=True)
+        # A server reports itself at least: of no process there is nothing to find fault with.
+        if not document["processes"]:
+            raise ValueError("it has no process")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         what = f"the answer is an incomplete status document: {type(error).__name__}: {error}"
         raise SetupError(what, where=address, fix="use the vllm-graft of the server's version") from error

@@ -37,6 +37,9 @@ _UNSEEN: Final = ("--uds", "--ssl", "--config")
 """Beginnings of the arguments that move a server away from the address where ``/health`` is asked: its record tells
 whether it serves."""
 
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens addresses without the proxy that the environment may name: it would answer in place of a server here."""
+
 _LEAVE_S: Final = 2.0
 """The time that processes may outlive the main one before they are killed, and the time for killing them."""
 
@@ -114,7 +117,8 @@ class ServerProcess:
             if (status := self.poll()) is not None:
                 what = f"the server ended with status {status} before it served{self._ending()}"
                 raise StartError(what, where=" ".join(self.arguments), fix="see the last line of the server's output")
-            if self.health() == 200 or (self._unseen and self._recorded_ready("frontend")):
+            ready = self._recorded_ready("frontend") if self._unseen else None
+            if self.health() == 200 if ready is None else ready:
                 self._served = True
                 return self
             if while_waiting is not None:
@@ -133,10 +137,14 @@ class ServerProcess:
         assert self._process is not None
         return self._process.wait()
 
+    def is_address_taken(self) -> bool:
+        """Return whether something answers at the server's address; False if it may have another one."""
+        return not self._unseen and self.health() != 0
+
     def health(self) -> int:
         """Return the HTTP status of ``/health``; 0 if nothing answers."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            with _DIRECT.open(f"{self.url}/health", timeout=5) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -224,7 +232,7 @@ class ServerProcess:
 
     def _send(self, request: urllib.request.Request) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with _DIRECT.open(request, timeout=120) as answer:
                 return int(answer.status), answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

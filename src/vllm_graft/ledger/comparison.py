@@ -81,8 +81,11 @@ def missing(rows: Iterable[ProcessRow], plan: Plan) -> list[Finding]:
             found.append(_other_plan(row, plan))
             continue
         states = {item["name"]: item for item in row["items"]}
-        for planned in plan.needed_by({role for role in ROLES if role in row["roles"]}):
+        needed = plan.needed_by({role for role in ROLES if role in row["roles"]})
+        for planned in plan:
             item = states.get(planned.name)
+            if planned not in needed and (item is None or item["state"] in GOOD):
+                continue  # a queue's `admit` is called in API servers too, which do not need the queue
             state = item["state"] if item is not None else "absent"
             level: Level = "warning" if state in _GOES_ON else "error"
             if item is None:
@@ -116,6 +119,10 @@ def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> l
     fronts = [row for row in rows if "frontend" in row["roles"] and row["life"] == "running"]
     if fronts and not any(_has_engine(row, rows) for row in fronts):
         lacking = [_while_starting(finding) for finding in lacking]
+    # A second engine would hide that one of its role is gone.
+    for row in rows if fronts else ():
+        if row["life"] == "ended" and {*_PROVEN} & {*row["roles"]}:
+            died.append(Finding("S006", "error", _subject(row), "ended, but its server goes on", "", _NEXT["died"]))
     held_up = [finding for row in others if row["life"] == "running" for finding in _held_up(row)]
     unsaved = []
     for row in others:

@@ -126,7 +126,10 @@ def read_cells(path: Path) -> memoryview:
     data = read_file(path, SIZE)
     if len(data) != SIZE:
         raise ValueError(f"it has {len(data)} bytes instead of {SIZE}")
-    return memoryview(data).cast("Q")
+    cells = memoryview(data).cast("Q")
+    if cells[ENDED] > FAILED:
+        raise ValueError("it does not say how the process ended")
+    return cells
 
 
 class Meter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import os
 import signal
 import threading
 import time
@@ -70,10 +71,12 @@ class Guard(Generic[P, R]):
         """Call the plugin, or its fallback after it has been put aside."""
         if self.aside:
             return self._fallback(*args, **kwargs)
+        forks = _forks
         started = time.perf_counter_ns()
         try:
             result = self._call(*args, **kwargs)
         except BaseException as error:
+            end_copy(forks, error)
             if raised_by_signal(error):
                 raise
             self._meter.count(time.perf_counter_ns() - started)
@@ -81,6 +84,8 @@ class Guard(Generic[P, R]):
             self.put_aside(reason_of(error))
             return self._fallback(*args, **kwargs)
         took = time.perf_counter_ns() - started
+        if _forks != forks:
+            end_copy(forks)
         if not self._meter.count(took):
             self._in_a_row = 0
         elif reason := self._overrun(started, took):
@@ -125,6 +130,34 @@ class Guard(Generic[P, R]):
         """Stop calling the plugin."""
         self.aside = reason
         self._on_aside(reason)
+
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def fork_count() -> int:
+    """Return how many forks lie between this process and the one that imported this module, for ``end_copy``."""
+    return _forks
+
+
+def end_copy(forks: int, error: BaseException | None = None) -> None:
+    """End this process if a plugin has forked it since: a copy of an engine or API server must not serve beside it.
+
+    ``error`` is what the plugin raised, such as the SystemExit by which it meant to end its child.
+    """
+    if _forks == forks:
+        return
+    status = error.code if isinstance(error, SystemExit) else error
+    # At once: the finalizers are those of the process that was copied.
+    os._exit(status & 0xFF if isinstance(status, int) else int(status is not None))
 
 
 def raised_by_signal(error: BaseException) -> bool:

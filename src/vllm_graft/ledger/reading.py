@@ -82,8 +82,9 @@ class ProcessView:
             "headless": record.headless,
             "last_error": record.last_error,
             "failure": record.failure,
-            # In seconds, so that a reader on another machine need not have the same clock.
-            "silent_s": round(max(0.0, now - self.beat), 1) if self.beat else None,
+            # In seconds, so that a reader on another machine need not have the same clock. Of either sign: after the
+            # clock is set back, the last sign of life lies ahead for hours, which must not hide that none follows.
+            "silent_s": round(abs(now - self.beat), 1) if self.beat else None,
             "stalls": [
                 {"what": each.what, "where": each.where, "item": each.item, "seconds": round(now - each.since, 1)}
                 for each in record.stalls
@@ -167,6 +168,8 @@ def read_run(home: Path, *, queues: bool = True) -> RunView | None:
     running = any(view.life == "running" for view in found)
     try:
         plan = Plan.from_json(folder.read_file(home / PLAN_FILE, _MAX_FILE_BYTES).decode())
+        if not plan:
+            raise ValueError("it names nothing")  # no server without a plan records itself
     except (OSError, ValueError, RecursionError) as error:
         if not names and isinstance(error, FileNotFoundError):
             return None

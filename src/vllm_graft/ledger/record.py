@@ -122,6 +122,8 @@ class Record:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
+        if not self.roles:
+            raise ValueError("'roles' is empty")
         # A damaged file may hold any number, and one that no float can hold would fail later, in arithmetic.
         for name in ("pid", "parent", "started", "since", "schema"):
             if not int(name == "pid") <= getattr(self, name) <= _MAX_NUMBER:

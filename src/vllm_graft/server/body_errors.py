@@ -1,7 +1,8 @@
 """Answer requests whose body vLLM cannot read with a 400, while vLLM itself answers with a 500.
 
 vLLM looks into bodies before they are validated: ``structured_outputs`` that is not an object ends in an
-AttributeError, lists nested a thousand times in a RecursionError (seen on 0.32.0).
+AttributeError, lists nested a thousand times in a RecursionError (seen on 0.32.0). A priority in a header is read as a
+number of any size, of which it finds out that it cannot be sent to an engine when a stream may have begun.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.contracts import Refusal
+from vllm_graft.contracts.request_keys import find_unsendable
 from vllm_graft.ledger.guard import reason_of
+from vllm_graft.server.engine_request import PRIORITY_HEADER
 from vllm_graft.server.gate import App, ASGIScope, Receive, Send, respond
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ several kinds of requests, such as that of ``/invocations``: ``Request.json`` an
 _FAULTS: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """The exceptions of a malformed body. Any other, such as a MemoryError, is not the request's fault."""
 
+_PRIORITY: Final = PRIORITY_HEADER.encode()
+
 _LOG: Final = logging.getLogger("vllm.graft")
 
 
@@ -35,6 +40,11 @@ class BodyErrors:
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Pass everything on; answer in place of vLLM if it raised while it read the body."""
+        priority = dict(scope.get("headers", ())).get(_PRIORITY) if scope["type"] == "http" else None
+        if priority is not None and (reason := _find_unsendable_number(priority)):
+            said = f"the header {PRIORITY_HEADER} {reason}, so it cannot be sent to the engine"
+            await respond(send, Refusal(said, status=400))
+            return
         try:
             await self._app(scope, receive, send)
         except _FAULTS as error:
@@ -43,6 +53,14 @@ class BodyErrors:
             _LOG.warning("vllm-graft: %s: a body that cannot be read is a 400: %s", scope["path"], reason_of(error))
             said = f"the body of the request cannot be read: {type(error).__name__}: {str(error)[:200]}"
             await respond(send, Refusal(said, status=400))
+
+
+def _find_unsendable_number(header: bytes) -> str:
+    """Return why a number cannot be sent, as the end of a sentence; empty if vLLM would not read it as a number."""
+    try:
+        return find_unsendable(int(str(header, "latin-1")))
+    except ValueError:
+        return ""
 
 
 def _while_reading(error: Exception) -> bool:

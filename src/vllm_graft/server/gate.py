@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.bindings.instantiate import instantiate
+from vllm_graft.bindings.scheduling.admission_queue import validate_refusal
 from vllm_graft.bindings.scheduling.statistics import normalize_labels
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.ledger import Guard, Ledger, StatisticsReader
@@ -204,7 +205,7 @@ def _queue_options(item: PlanItem, queue: AdmissionQueue, ledger: Ledger) -> dic
         return dict(normalize_labels(queue.labels(request))).get("class", "")
 
     # Once `admit` has failed here, every request is passed on, and engine core decides.
-    admit = guard(queue.admit, None, "admit")
+    admit = guard(lambda *args: validate_refusal(queue.admit(*args)), None, "admit")
     find_class_guarded, counter, seen = guard(find_class, "", "labels"), _refusal_counter(), set[str]()
 
     def count(request: WaitingRequest, refusal: Refusal) -> None:

@@ -89,6 +89,28 @@ def test_a_body_that_vllm_stumbles_over_is_a_400(server: ServerProcess, value: o
         assert status == 400, answer
 
 
+@pytest.mark.parametrize("path", REQUESTS)
+def test_a_priority_that_cannot_be_sent_is_a_400(server: ServerProcess, path: str):
+    """In the header, where vLLM does not bound it as in the body; what it does not read as a number passes."""
+    for stream in (False, True):
+        body = {**REQUESTS[path], "stream": stream}
+        for number in (2**64, -(2**70)):
+            for value in (str(number), f" {number:_}"):
+                status, answer = server.post(path, body, {"X-Vllm-Priority": value})
+                assert status == 400, answer
+                assert "x-vllm-priority holds a whole number that takes more than 64 bits" in answer
+        for value in ("-7", "9" * 5000, "high"):
+            assert server.post(path, body, {"X-Vllm-Priority": value})[0] == 200
+
+
+def test_a_salt_that_cannot_be_sent_is_a_400(server: ServerProcess):
+    """On a route that has sampling parameters of its own making, too."""
+    body = {"model": "m", "query": "x", "items": ["a"], "label_token_ids": [65, 66], "cache_salt": "\ud800"}
+    status, answer = server.post("/generative_scoring", body)
+    assert status == 400, answer
+    assert "cache_salt contains an unpaired surrogate" in answer
+
+
 def test_the_server_says_what_it_has(server: ServerProcess):
     """With what requests carry by default."""
     listed = json.loads(server.get("/graft/samplers")[1])["samplers"]

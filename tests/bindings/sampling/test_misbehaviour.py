@@ -13,8 +13,11 @@ pytestmark = [pytest.mark.server, pytest.mark.compiled]
 
 MISDEEDS = '''
 import math
+import os
 import sys
 import time
+
+import torch
 
 from vllm_graft import Key, Sampler, SamplingStrategy
 
@@ -91,6 +94,17 @@ class Returns(Misdeed):
         forced[:, 65] = 0.0
         return forced
 
+class Forks(Misdeed):
+    """Means to end the child."""
+    def step(self, logits, rows):
+        if not os.fork():
+            sys.exit()
+
+class Seeds(Misdeed):
+    """For the whole process, with the seed that vLLM gives it by default."""
+    def step(self, logits, rows):
+        torch.manual_seed(0)
+
 class Tampers(Sampler):
     """Writes into the list of tokens that vLLM keeps."""
     keys = (Key("tampers", "bool", False, switch=True),)
@@ -102,7 +116,7 @@ class Tampers(Sampler):
 
 NAMES = (
     "exits", "interrupts", "mumbles", "mutters", "garbles", "overreaches", "undermines", "resizes", "blurs", "explodes",
-    "sleeps", "dozes", "returns", "tampers",
+    "sleeps", "dozes", "returns", "tampers", "forks", "seeds",
 )  # fmt: skip
 
 LONG = 100
@@ -168,6 +182,7 @@ def reason(server: ServerProcess, name: str) -> str:
         ("blurs", "step gave NaN or +inf"),
         ("explodes", "step gave NaN or +inf"),
         ("tampers", "has no attribute 'clear'"),
+        ("seeds", "step has changed torch's random seed"),
     ],
 )
 def test_a_misdeed_costs_the_sampler_and_nobody_else(
@@ -176,6 +191,13 @@ def test_a_misdeed_costs_the_sampler_and_nobody_else(
     """Its request goes on as if it had never been called, others do not notice, and status has the reason."""
     assert beside(server, name, 1) == ([plain], undisturbed)
     assert said in reason(server, name)
+    assert server.health() == 200
+
+
+def test_a_child_of_a_sampler_answers_nobody(server: ServerProcess, plain: str, undisturbed: list[str]):
+    """A second worker would take in what is for the first, and both would answer."""
+    assert beside(server, "forks", 1) == ([plain], undisturbed)
+    assert text(server) == plain
     assert server.health() == 200
 
 

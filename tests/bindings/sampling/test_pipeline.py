@@ -19,7 +19,7 @@ from vllm_graft.bindings.sampling.step import DeviceStep, HistoryMirror, HostSte
 from vllm_graft.contracts import Key, Rows, Sampler, SamplingStrategy, ServedModel, Truncation
 from vllm_graft.contracts.kernels import uniform
 from vllm_graft.contracts.sampling import OptInSampler
-from vllm_graft.ledger import Ledger
+from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.plan import PlanItem
 
 SLOTS, VOCABULARY = 16, 8
@@ -409,6 +409,27 @@ def test_settings_of_torch_are_put_back_at_the_sampler_s_cost(setting: str, chan
     assert bench.first(2) == [1, 1]
     assert torch_settings() == before
     assert f"RuntimeError: step has changed torch's {setting}, which" in bench.ledger._items["meddles"].reason
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_seed_for_the_whole_process_is_taken_back(raises: bool):
+    """Requests of others without a seed would be given the same random numbers in each step."""
+
+    class Seeds(Adds):
+        def step(self, logits, rows):
+            torch.manual_seed(torch.initial_seed())
+            torch.rand(9)
+            if raises:
+                raise KeyError("besides")
+
+    bench, set_seed = Bench(Seeds), torch.manual_seed
+    bench.change(added=[(0, {"adds": 1})])
+    torch.rand(3)
+    state = torch.get_rng_state()
+    assert bench.first(1) == [1]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.manual_seed is set_seed
+    assert "RuntimeError: step has changed torch's random seed, which" in bench.ledger._items["seeds"].reason
 
 
 def test_a_signal_ends_the_process_in_the_middle_of_another_setting_too():
@@ -875,6 +896,54 @@ def test_a_limit_that_is_no_number_costs_the_truncation():
     assert bench.run(1).isfinite().all()
     assert bench.state("lost") == "quarantined"
     assert "threshold gave NaN or +inf, in 1 of 1 rows" in bench.ledger._items["lost"].reason
+
+
+class Touchy(torch.Tensor):
+    """A tensor that raises wherever it is used outside a guard."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        frame = sys._getframe()
+        while frame is not None and frame.f_code is not Guard.__call__.__code__:
+            frame = frame.f_back
+        if frame is None:
+            raise RuntimeError(f"{func.__name__} of a touchy tensor")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda limits: limits.as_subclass(Touchy), torch.Tensor.to_sparse, torch.nn.Parameter]
+)
+def test_a_limit_of_another_class_costs_no_other_sampler(answer: Callable[[torch.Tensor], torch.Tensor]):
+    """Used as it is outside the guard, it would put all samplers aside."""
+
+    class Odd(AtLeast):
+        def threshold(self, stats, rows):
+            return answer(super().threshold(stats, rows))
+
+    bench = Bench(Odd, AtLeastToo, Adds)
+    bench.change(added=[(0, {"at_least": 0.025}), (1, {"at_least_too": 0.015}), (2, {"adds": 1})])
+    kept = [int(row.isfinite().sum()) for row in bench.run(3)]
+    assert kept[1:] == [2, VOCABULARY]
+    assert kept[0] == (VOCABULARY if bench.state("odd") == "quarantined" else 3)
+    assert bench.state("atleasttoo") == bench.state("adds") == "applied"
+
+
+def test_a_pick_of_another_class_costs_no_other_sampler():
+    """It is put in place of vLLM's after the step, outside the guard."""
+
+    class Odd(Last):
+        def sample(self, logits, params):
+            return torch.tensor(super().sample(logits, params)).as_subclass(Touchy)
+
+    bench = Bench(Odd, Adds)
+    bench.pipeline.overrides = True
+    bench.change(added=[(0, {"last": 1}), (1, {"adds": 1})])
+    bench.run(2)
+    sampled = torch.zeros(2, dtype=torch.int64)
+    bench.pipeline.after(sampled)
+    assert sampled.tolist() == [VOCABULARY - 1, 0]
+    assert bench.state("odd") == bench.state("adds") == "applied"
 
 
 def test_what_was_generated_can_be_read_and_not_written():

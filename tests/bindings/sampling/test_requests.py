@@ -315,7 +315,7 @@ def test_vllms_own_fields_are_looked_at_once_per_request(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("warm_plan")
 def test_an_engine_client_checks_before_it_is_iterated():
     """Its generator would raise when the answer has begun."""
-    client = SimpleNamespace(generate=lambda prompt, sampling_params, request_id: "generator")
+    client = SimpleNamespace(generate=lambda prompt, sampling_params, request_id, **more: "generator")
     check_early(client)
     assert client.generate("x", params(warm_factor=0.5), "1") == "generator"
     for call in (lambda bad: client.generate("x", bad, "1"), lambda bad: client.generate("x", sampling_params=bad)):
@@ -325,6 +325,11 @@ def test_an_engine_client_checks_before_it_is_iterated():
     for args, kwargs in ((("x", params(), "\ud800"), {}), (("x", None), {"request_id": "\ud800"})):
         with pytest.raises(ValueError, match=half):
             client.generate(*args, **kwargs)
+    assert client.generate({"cache_salt": "x"}, params(), "1", priority=-3, session_id=None) == "generator"
+    with pytest.raises(ValueError, match="priority holds a whole number that takes more than 64 bits"):
+        client.generate("x", params(), "1", priority=-(2**70))
+    with pytest.raises(ValueError, match="cache_salt contains an unpaired surrogate"):
+        client.generate({"cache_salt": "\ud800"}, params(), "1")
 
 
 UNSENDABLE = [

@@ -283,14 +283,17 @@ class GuardedSampler:
         if not isinstance(answer, torch.Tensor) or answer.shape != stats.max.shape:
             gave = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
             raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, but returned {gave}")
-        limits = answer.to(stats.max)
-        if not self._in_place:
-            broken = limits.isnan() & stats.max.isfinite()
-            if self._nan_flag is None:
-                _refuse(broken.tolist(), "threshold")
-            else:
-                self._nan_flag.seen |= broken.any()
-                self._nan_flag.count_step()
+        if self._in_place:
+            return answer.to(stats.max)
+        # A plain tensor: one of the author's own class, or a sparse one, might raise later, outside the guard.
+        limits = torch.full_like(stats.max, float("-inf"))
+        limits.copy_(answer.detach())
+        broken = limits.isnan() & stats.max.isfinite()
+        if self._nan_flag is None:
+            _refuse(broken.tolist(), "threshold")
+        else:
+            self._nan_flag.seen |= broken.any()
+            self._nan_flag.count_step()
         return limits
 
     def _run_sample(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -334,8 +337,11 @@ def _token_ids(answer: Sequence[int] | torch.Tensor, logits: torch.Tensor, numbe
     vocabulary = logits.shape[1]
     if ids.device.type == "cpu" and number and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
         raise ValueError(f"sample must return token ids from 0 to {vocabulary - 1}, but returned {ids.tolist()}")
-    # To look at ids on the device would cost a wait; clamped, none of them reads past the model's embedding table.
-    return ids.to(device=logits.device, dtype=torch.int64, non_blocking=True).clamp(0, vocabulary - 1)
+    # A plain tensor, as of limits. To look at ids on the device would cost a wait; clamped, none of them reads past the
+    # model's embedding table.
+    plain = torch.zeros(number, device=logits.device, dtype=torch.int64)
+    plain.copy_(ids.detach(), non_blocking=True)
+    return plain.clamp_(0, vocabulary - 1)
 
 
 def _split(rows: Rows) -> list[Rows]:

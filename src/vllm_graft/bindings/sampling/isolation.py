@@ -90,19 +90,32 @@ def keep_settings(name: str, call: Callable[..., object]) -> Callable[..., objec
     """Wrap a sampler's method so that it raises if it has changed one of torch's settings, which is restored first.
 
     The whole process shares them: with another default type or device, vLLM's next step fails, and with it the engine.
+    After ``torch.manual_seed`` all requests without a seed would be given the same random numbers in each step.
     """
 
     def checked(*args: object) -> object:
         before, ending = _settings(), False
+        states: list[tuple[torch.Tensor, ...]] = []
+
+        def note_seed(seed: int) -> torch.Generator:
+            states.append(_random_states())
+            return set_seed(seed)
+
+        # Not told by the seed alone: that of the process, often 0, is the one that authors are most likely to set.
+        set_seed, torch.manual_seed = torch.manual_seed, note_seed
         try:
             return call(*args)
         except BaseException as error:
             ending = raised_by_signal(error)
             raise
         finally:
+            torch.manual_seed = set_seed
             changed = [part for part, value in _settings().items() if value != before[part]]
             if changed:
                 _restore(before)
+            if states:
+                _restore_random(states[0])
+                changed.append("random seed")
             if changed and not ending:
                 # In place of what the call raised too: that is the lesser fault.
                 raise RuntimeError(f"{name} has changed torch's {', '.join(changed)}, which the whole process shares")
@@ -117,6 +130,18 @@ def _settings() -> dict[str, Any]:
         "number of threads": torch.get_num_threads(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
     }
+
+
+def _random_states() -> tuple[torch.Tensor, ...]:
+    """Return the states of torch's random numbers on the host and, without waiting for it, on the device."""
+    on_device = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return (torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_device else []))
+
+
+def _restore_random(states: Sequence[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)
 
 
 def _restore(settings: Mapping[str, Any]) -> None:

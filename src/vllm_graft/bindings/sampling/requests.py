@@ -29,7 +29,7 @@ from vllm_graft.contracts.sampling import OptInSampler, read_defaults
 from vllm_graft.contracts.validation import RESERVED
 from vllm_graft.errors import describe_error
 from vllm_graft.ledger import current
-from vllm_graft.ledger.guard import raised_by_signal
+from vllm_graft.ledger.guard import end_copy, fork_count, raised_by_signal
 from vllm_graft.ledger.quarantine import QuarantineReader
 from vllm_graft.plan import Plan, Run, inherited_plan, inherited_run
 from vllm_graft.plan.catalogue import SHIPPED, load
@@ -112,10 +112,13 @@ class SamplerInfo:
 
         vLLM would turn any other exception into a 500, and ``SystemExit`` would end the API server.
         """
-        started = time.perf_counter()
+        started, forks = time.perf_counter(), fork_count()
         try:
-            return method({**self.defaults, **found})
+            answer = method({**self.defaults, **found})
+            end_copy(forks)
+            return answer
         except BaseException as error:
+            end_copy(forks, error)
             if raised_by_signal(error):
                 raise
             said = describe_error(error)
@@ -404,21 +407,25 @@ def refuse_unsendable_texts(request: Any) -> None:
 
 
 def check_early(client: Any) -> None:
-    """Make an engine client check parameters when ``generate`` is called.
+    """Make an engine client check a request when ``generate`` is called.
 
-    vLLM's ``generate`` is an asynchronous generator, whose first line runs when its caller has begun to stream. Most
-    requests are checked before (``prepare``); those with complete sampling parameters, and uploads, come this way.
+    vLLM's ``generate`` is an asynchronous generator, whose first line runs when its caller has begun to stream. The
+    keys and parameters of most requests are checked before (``prepare``); those with complete sampling parameters, and
+    uploads, come this way.
     """
     generate = client.generate
 
     def generate_checked(*args: Any, **kwargs: Any) -> Any:
-        params = kwargs.get("sampling_params", args[1] if len(args) > 1 else None)
+        given = {**dict(zip(("prompt", "sampling_params", "request_id"), args, strict=False)), **kwargs}
+        params, prompt = given.get("sampling_params"), given.get("prompt")
         if not getattr(params, _CHECKED, False):
             with_status(check, params)
             _refuse_unsendable_fields(params)
-            named = kwargs.get("request_id", args[2] if len(args) > 2 else None)
-            if reason := find_unsendable(named):
-                raise ValueError(f"request_id {reason}, so it cannot be sent to the engine")
+        sent = {name: given.get(name) for name in ("request_id", "priority", "session_id")}
+        sent["cache_salt"] = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+        for name, value in sent.items():
+            if reason := find_unsendable(value):
+                raise ValueError(f"{name} {reason}, so it cannot be sent to the engine")
         return generate(*args, **kwargs)
 
     # On the instance: other engine clients of this process keep vLLM's own method.

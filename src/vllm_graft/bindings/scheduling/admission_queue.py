@@ -223,7 +223,7 @@ class GuardedQueue:
         served = queue.served
         wrapped: dict[str, Callable[..., Any]] = {
             "served": lambda names: report(served, names),
-            "admit": lambda *args: _validate_refusal(queue.admit(*args)),
+            "admit": lambda *args: validate_refusal(queue.admit(*args)),
             "rank": lambda request: _validate_rank(queue.rank(request)),
             "labels": lambda request: normalize_labels(queue.labels(request)),
         }
@@ -330,7 +330,7 @@ def _request_id(answer: object) -> str:
     return name if type(name) is str else ""
 
 
-def _validate_refusal(answer: object) -> Refusal | None:
+def validate_refusal(answer: object) -> Refusal | None:
     """Validate what ``admit`` returned, inside its guard: anything but a Refusal would pass for consent."""
     if answer is None:
         return None

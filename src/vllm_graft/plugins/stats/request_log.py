@@ -62,12 +62,13 @@ class RequestLog(StatSink):
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
-        self._file = _open(Path(str(self.option("path")).replace("{pid}", str(os.getpid()))))
+        self._path = Path(str(self.option("path")).replace("{pid}", str(os.getpid()))).absolute()
+        self._file = _open(self._path)
         self._room = _room(self.option("queue"))
         self._waiting: deque[RequestRecord] = deque()
         self._closing = threading.Event()
         self._dropped = 0
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         # A thread of its own, although each sink has one in a server: with LLM a sink is called in the caller's thread.
         self._writer = threading.Thread(target=self._write, name="graft-request-log", daemon=True)
         self._writer.start()
@@ -96,15 +97,25 @@ class RequestLog(StatSink):
             if self._dropped:
                 self._file.write(json.dumps({"dropped": self._dropped}) + "\n")
             self._file.close()
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             self._error = error
 
     def _write_waiting(self) -> None:
         if not self._waiting:
             return
+        if not self._is_in_place():
+            self._file.close()
+            self._file = _open(self._path)
         while self._waiting:
             self._file.write(json.dumps(asdict(self._waiting.popleft())) + "\n")
         self._file.flush()
+
+    def _is_in_place(self) -> bool:
+        """Return whether the open file has its name; not after it was rotated or removed, when nobody would read it."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
 
 
 def _open(path: Path) -> IO[str]:
