@@ -57,7 +57,7 @@ def test_engines_that_nobody_asks_are_said_to_be_so(
 
 def test_engines_of_this_machine_are_compared(record: Record, caplog: pytest.LogCaptureFixture):
     """Their records are here."""
-    with pytest.raises(StartError, match="no engine process has reported"):
+    with pytest.raises(StartError, match="is not proven active in any engine process: none has reported"):
         connect()
     assert "S026" not in caplog.text
 
