@@ -186,7 +186,7 @@ def test_a_node_notices_requests_from_a_front_end_without_a_plan(graft: Session,
     (engine,) = [row for row in view.rows() if "engine" in row["roles"]]  # type: ignore[operator]
     assert "S024" in str(engine["last_error"])
     assert f"plan {view.plan.hash}: requests arrive from a front end without a plan" in said
-    assert said.count("requests come from a front end") == 1
+    assert said.count("requests arrive from a front end") == 1
 
 
 @pytest.mark.server
