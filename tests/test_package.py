@@ -28,6 +28,7 @@ def test_the_public_names_are_exact():
     assert vllm_graft.__all__ == [
         "AdmissionQueue",
         "AttentionKernel",
+        "ExpertBalancer",
         "Finding",
         "GraftError",
         "KVPolicy",

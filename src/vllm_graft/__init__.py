@@ -5,8 +5,8 @@ A guided tour, in the order an author meets the names:
 - ``VLLMPatch``, ``wrap``, ``replace``, ``add``, ``min_vllm_version``: declare a surgical change to a vLLM class
 - ``PatchManager``: register and apply patches by hand
 - ``SamplingStrategy``, ``Truncation``, ``Sampler``, ``AdmissionQueue``, ``SchedulingPolicy``, ``KVPolicy``,
-  ``AttentionKernel``, ``StatSink``: the contracts of the extension points that are bound; ``Key`` declares what a
-  request may carry, ``Window`` what a layer keeps; ``vllm_graft.contracts`` has what they are given
+  ``AttentionKernel``, ``ExpertBalancer``, ``StatSink``: the contracts of the extension points that are bound; ``Key``
+  declares what a request may carry, ``Window`` what a layer keeps; ``vllm_graft.contracts`` has what they are given
 - ``Plan``, ``resolve``: what is to be active for a model, and why
 - ``Finding``, ``GraftError``: what tools report, and the base of all errors
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vllm_graft.contracts import (
         AdmissionQueue,
         AttentionKernel,
+        ExpertBalancer,
         Key,
         KVPolicy,
         Sampler,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdmissionQueue",
     "AttentionKernel",
+    "ExpertBalancer",
     "Finding",
     "GraftError",
     "KVPolicy",
@@ -70,6 +72,7 @@ __all__ = [
 _HOMES = {
     "AdmissionQueue": "contracts",
     "AttentionKernel": "contracts",
+    "ExpertBalancer": "contracts",
     "Finding": "findings",
     "GraftError": "errors",
     "KVPolicy": "contracts",

@@ -8,14 +8,15 @@ Every extension point has a room or module of its own here, and each is built fr
 - proven: ``instantiate`` makes the planned item in the process that runs it and records it as applied or refused;
   ``guard_method`` wraps its methods, so that calls are counted and timed and a failure puts the item aside.
 
-=========  ============  =================================  ======================================  ===========
-point      here          injected                           wrapped                                 proven in
-=========  ============  =================================  ======================================  ===========
-sampler    sampling/     ``arguments.arguments``            ``processor``; ``patches``              workers
-scheduler  scheduling/   ``scheduler.set_scheduler_class``  ``scheduler.planned_scheduler``         engine core
-attention  attention/    nothing                            ``patches``; ``backends``; ``kernel``   both of these
-stats      stats.py      ``stat_loggers``                   the stat logger class that it returns   front end
-=========  ============  =================================  ======================================  ===========
+===============  ============  =================================  ======================================  ===========
+point            here          injected                           wrapped                                 proven in
+===============  ============  =================================  ======================================  ===========
+sampler          sampling/     ``arguments.arguments``            ``processor``; ``patches``              workers
+scheduler        scheduling/   ``scheduler.set_scheduler_class``  ``scheduler.planned_scheduler``         engine core
+attention        attention/    nothing                            ``patches``; ``backends``; ``kernel``   both of these
+expert-balancer  balancing/    nothing                            ``patches``; ``policy``                 workers
+stats            stats.py      ``stat_loggers``                   the stat logger class that it returns   front end
+===============  ============  =================================  ======================================  ===========
 
 Points without a contract of ours have no room here: a patch is applied by ``patching``, the simulated platform is
 vLLM's own ``Platform`` under vLLM's own entry point (``simulator``), and the endpoint is ``server``.

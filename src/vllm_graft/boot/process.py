@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from vllm_graft.bindings.attention import patches as attention_patches
+from vllm_graft.bindings.balancing import patches as balancer_patches
 from vllm_graft.bindings.sampling import patches as sampler_patches
 from vllm_graft.boot.role import named_role
 from vllm_graft.errors import GraftError, PatchError, StartError, join
@@ -162,14 +163,17 @@ class Process:
             sampler_patches.install(self.engine)
         if plan.of("attention"):
             attention_patches.install(self.engine)
+        if plan.of("expert-balancer"):
+            balancer_patches.install(self.engine)
         return refused
 
     def _patch_refused(self, patch: Patch, error: PatchError) -> None:
         """Handle an armed patch whose module does not fit: raise if it is planned strictly or was applied by hand."""
         strict = self.plan is None or self.plan.strict
-        if patch in attention_patches.ATTENTION_PATCHES:
-            # Without one of its patches a layer would silently be left out, so the planned attention is refused.
-            for item in self.plan.of("attention") if self.plan is not None else ():
+        point = next((point for point, patches in _NEEDED_PATCHES.items() if patch in patches), None)
+        if point is not None:
+            # Without one of its patches a planned item would silently be left out, so it is refused.
+            for item in self.plan.of(point) if self.plan is not None else ():
                 current().set_item(item.point, item.name, "refused", str(error))
                 current().save()
                 if strict:
@@ -243,6 +247,12 @@ class Process:
                 self.engine.revert(patch)
         self.entered = False
 
+
+_NEEDED_PATCHES: Final[Mapping[str, tuple[Patch, ...]]] = {
+    "attention": attention_patches.ATTENTION_PATCHES,
+    "expert-balancer": balancer_patches.BALANCER_PATCHES,
+}
+"""The patches of points that can do without none of theirs."""
 
 process = Process()
 """The one ``Process`` of this process."""

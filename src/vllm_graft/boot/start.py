@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_graft import ledger
 from vllm_graft.bindings.attention import engine_arguments as attention
+from vllm_graft.bindings.balancing import engine_arguments as balancing
 from vllm_graft.bindings.sampling import engine_arguments as sampling
 from vllm_graft.bindings.scheduling import scheduler
 from vllm_graft.boot import platforms, startup_error
@@ -69,6 +70,7 @@ def engine_config(
         with _injected(args, plan):
             config = call(*positional, **keywords)
         left_out = sampling.unusable_samplers(config, plan) | attention.unusable_kernels(plan)
+        left_out |= balancing.unusable_balancers(config, plan)
     except BaseException:
         if first:
             # A corrected configuration may be tried again in this process, as in a notebook.

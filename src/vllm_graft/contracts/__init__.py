@@ -6,6 +6,7 @@
 - ``Sampler``: picks the tokens of the requests that ask for it
 - ``KVPolicy``: decides which part of a request's KV cache stays
 - ``AttentionKernel``: computes attention over the paged KV cache
+- ``ExpertBalancer``: decides which expert sits in which slot
 - ``StatSink``: receives every finished request
 - ``ConfigError``: an item that cannot work as it is configured
 - ``OptionError``: refuses the value of an option (``OptionValue``); ``nearest`` suggests a name in its message
@@ -16,6 +17,7 @@ Contracts of further points join as their bindings land; ``vllm-graft points`` s
 """
 
 from vllm_graft.contracts.attention import AttentionBatch, AttentionKernel, KVPolicy, LayerView, RequestBlocks, Window
+from vllm_graft.contracts.balancing import ExpertBalancer, ExpertLoad
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.policy import KVState, RequestView, Schedule, SchedulerBase, SchedulingPolicy
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
@@ -32,6 +34,8 @@ __all__ = [
     "AttentionKernel",
     "BatchRecord",
     "ConfigError",
+    "ExpertBalancer",
+    "ExpertLoad",
     "History",
     "Item",
     "KVPolicy",

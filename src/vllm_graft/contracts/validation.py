@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm_graft.contracts.attention import AttentionKernel, KVPolicy
+from vllm_graft.contracts.balancing import ExpertBalancer
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.policy import SchedulingPolicy
 from vllm_graft.contracts.request_keys import KINDS, Key
@@ -28,6 +29,7 @@ REQUIRED: Final[Mapping[type[Item], Sequence[str]]] = {
     AdmissionQueue: ("push(request)", "peek()", "pop()", "remove(request)"),
     SchedulingPolicy: ("schedule(waiting, running, kv_cache)",),
     StatSink: ("finished(requests, batch)",),
+    ExpertBalancer: ("place(experts)",),
     AttentionKernel: ("forward(query, key, value, kv_cache, batch)",),
     KVPolicy: (),
 }

@@ -35,6 +35,8 @@ SHIPPED: Final[Mapping[str, str]] = {
     "sink-window": "vllm_graft.plugins.attention.sink_window:SinkWindow",
     "priority-fairness": "vllm_graft.plugins.schedulers.priority_fairness:PriorityFairness",
     "tenant-fairness": "vllm_graft.plugins.schedulers.tenant_fairness:TenantFairness",
+    "fewest-moves": "vllm_graft.plugins.balancers.fewest_moves:FewestMoves",
+    "stock-balancer": "vllm_graft.plugins.balancers.stock:StockBalancer",
     "request-log": "vllm_graft.plugins.stats.request_log:RequestLog",
 }
 """The items of this package: name to class."""
