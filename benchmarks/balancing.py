@@ -85,21 +85,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE")
     file = parser.parse_args().json
-    balancers = {"stock-balancer": StockBalancer(), "fewest-moves": FewestMoves()}
+    exact = FewestMoves({"tolerance": 0.0})
+    balancers = {"stock-balancer": StockBalancer(), "fewest-moves": FewestMoves(), "  tolerance = 0": exact}
     record: dict[str, object] = {"vllm": vllm.__version__, "policies_of_vllm": sorted(EPLB_POLICIES), "rows": []}
     rows: list[dict[str, object]] = []
     print(f"vLLM {vllm.__version__}, whose policies are: {', '.join(EPLB_POLICIES)}; {WINDOWS} windows")
     for title, shape in SHAPES.items():
-        print(
-            f"\n{title}\n{'load':8}{'balancer':16}{'before':>8}{'after':>8}{'moved':>9}{'first':>9}{'s':>7}{'most s':>8}"
-        )
+        heads = "".join(f"{each:>9}" for each in ("before", "after", "moved", "first", "s", "most s"))
+        print(f"\n{title}\n{'load':8}{'balancer':20}{heads}")
         for kind in ("steady", "drift", "bursts"):
             for name, balancer in balancers.items():
                 found = play(balancer, kind, shape)
-                rows.append({"shape": title, "load": kind, "balancer": name, **found})
+                rows.append({"shape": title, "load": kind, "balancer": name.strip(), **found})
                 print(
-                    f"{kind:8}{name:16}{found['before']:8.3f}{found['after']:8.3f}{found['moved']:8.1f}%"
-                    f"{found['moved_first']:8.1f}%{found['seconds']:7.2f}{found['seconds_most']:8.2f}",
+                    f"{kind:8}{name:20}{found['before']:9.3f}{found['after']:9.3f}{found['moved']:8.1f}%"
+                    f"{found['moved_first']:8.1f}%{found['seconds']:9.2f}{found['seconds_most']:9.2f}",
                     flush=True,
                 )
     if file is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
+import numpy as np
 import pytest
 
 import vllm_graft
@@ -27,7 +28,7 @@ from vllm_graft.bindings.sampling.step import HostStep, Tokens
 from vllm_graft.cli import COMMANDS, main
 from vllm_graft.cli.serve import check_set_up
 from vllm_graft.cli.status import render, render_queues
-from vllm_graft.contracts import BatchRecord, Key, RequestRecord, ServedModel
+from vllm_graft.contracts import BatchRecord, ExpertLoad, Key, RequestRecord, ServedModel
 from vllm_graft.contracts.request_keys import read_keys
 from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import GraftError
@@ -326,6 +327,17 @@ class TestExamples:
         sink.finished(requests, BatchRecord(0, 14, 0, None, None, None))
         sink.close()
         assert Path("slow.txt").read_text(encoding="utf-8") == "b 3.0 s, 7 tokens\n"
+
+    def test_the_balancer_of_the_page_works_as_a_package(self, site: Path):
+        package(site, "reference/expert-balancing.md", "balancers")
+        plan = planned("reference/expert-balancing.md")
+        (item,) = plan.items
+        assert (item.name, item.package, item.options["below"]) == ("only-if-uneven", "acme-graft", 0.8)
+        balancer = load(item.target, item.name, item.package)(item.options)
+        present, stock = np.array([[0, 1, 2, 3]]), np.array([[0, 3, 1, 2]])
+        for heavy, expected in ((1.0, present), (9.0, stock)):
+            experts = ExpertLoad(np.array([[heavy, heavy, 1.0, 1.0]]), present, 1, 1, 2, stock.copy)
+            assert (balancer.place(experts) == expected).all()
 
     def test_the_patch_of_the_page_works_as_a_package(self, site: Path, monkeypatch: pytest.MonkeyPatch):
         """On a scheduler that stands in for vLLM's, because importing vLLM takes seconds."""

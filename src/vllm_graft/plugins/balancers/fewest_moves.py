@@ -10,7 +10,7 @@ that they hold as many of its experts as possible already.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _ROUNDING: Final = 1e-9
 """The share of the mark that sums of floats may be off by."""
 
+_MANY: Final = 0.25
+"""The share of slots above which renaming ranks may move fewer experts than a repair."""
+
 _WIDEST_UNDO: Final = 64
 """The changed slots up to which pairs of them are tried to be undone."""
 
@@ -37,7 +40,7 @@ class FewestMoves(ExpertBalancer):
     """Moves as few experts as it can find to be as even as vLLM's own policy, which starts anew each time.
 
     ``tolerance`` is how much more than with vLLM's own placement the busiest rank of a layer may have, as a share.
-    ``seconds`` is how long a rearrangement may search; layers that are left then get vLLM's own placement, renamed.
+    ``seconds`` is how long a rearrangement may search; layers that are left then get vLLM's own placement.
     """
 
     options: ClassVar[Mapping[str, OptionValue]] = {"tolerance": 0.02, "seconds": 1.5}
@@ -60,27 +63,35 @@ class FewestMoves(ExpertBalancer):
         uneven = np.flatnonzero(busiest > marks * (1 + _ROUNDING))
         seconds, started = float(self.option("seconds")), time.monotonic()  # type: ignore[arg-type]
         for number, layer in enumerate(uneven):
-            # Its even share of the time, and what the layers before it left; the first rating is tried in any case.
+            if time.monotonic() >= started + seconds:
+                placement[layer] = stock[layer]
+                continue
+            # Its even share of the time, and what the layers before it left.
             until = started + seconds * (number + 1) / len(uneven)
-            ratings = RATINGS if time.monotonic() < started + seconds else ()
-            placement[layer] = _rearrange(experts, layer, stock[layer], float(marks[layer]), ratings, until)
+            placement[layer] = _rearrange(experts, layer, stock[layer], float(marks[layer]), until)
         return placement
 
 
-def _rearrange(
-    experts: ExpertLoad, layer: int, stock: Placement, mark: float, ratings: Sequence[Score], until: float
-) -> Placement:
+def _rearrange(experts: ExpertLoad, layer: int, stock: Placement, mark: float, until: float) -> Placement:
     """Return the placement of one layer that moves the fewest experts, of those that are found."""
-    renamed = keep_slots(experts.placement[layer], rename_ranks(experts, layer, stock), experts.ranks)
-    found = [renamed]
-    homes = allowed_ranks(experts, layer)
-    for number, score in enumerate(ratings if homes is not None else ()):
-        if homes is not None and (number == 0 or time.monotonic() < until):
-            repaired = LayerRepair(experts, layer, mark, homes).run(score)
-            if repaired is not None:
-                found.append(repaired)
     before = _pairs(experts.placement[layer], experts)
-    return min(found, key=lambda each: np.count_nonzero(_pairs(each, experts) & ~before))
+
+    def moves(row: Placement) -> int:
+        return int(np.count_nonzero(_pairs(row, experts) & ~before))
+
+    best = stock
+    allowed = allowed_ranks(experts, layer)
+    if allowed is not None:
+        for number, score in enumerate(RATINGS):
+            if number and time.monotonic() >= until:
+                break
+            repaired = LayerRepair(experts, layer, mark, allowed).run(score)
+            if repaired is not None:
+                best = min(best, repaired, key=moves)
+    if moves(best) > experts.slots * _MANY:
+        renamed = keep_slots(experts.placement[layer], rename_ranks(experts, layer, stock), experts.ranks)
+        best = min(best, renamed, key=moves)
+    return best
 
 
 def _pairs(row: Placement, experts: ExpertLoad) -> NDArray[np.bool_]:
