@@ -11,8 +11,9 @@ Both policies see the same synthetic loads, window after window, each from the p
 
 Balance is the mean rank's load over the busiest rank's, summed over layers (what vLLM logs as balancedness): before a
 rearrangement, and after it on the same load. Moved is the share of slots whose expert came from another rank; the
-first rearrangement, which leaves vLLM's initial placement, is apart. Nothing but the policies runs: no weights move,
-and no accelerator is needed. The policy of the installed vLLM is its only one (0.26 to 0.32).
+first rearrangement, which leaves vLLM's initial placement, is apart. Seconds are CPU time of a rearrangement, on the
+mean and at most; ``fewest-moves`` may take a minute here, and 1.5 s unless told otherwise. Nothing but the policies
+runs: no weights move, and no accelerator is needed. The policy of the installed vLLM is its only one (0.26 to 0.32).
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from vllm_graft.contracts import ExpertBalancer, ExpertLoad
 from vllm_graft.plugins.balancers.fewest_moves import FewestMoves
 from vllm_graft.plugins.balancers.stock import StockBalancer
 
-WINDOWS = 10
+WINDOWS = 6
+PATIENT = 60.0  # seconds for fewest-moves: placements that do not depend on how busy this machine is
 TOKENS = 200_000  # routed to the experts of a layer in one window
 
 SHAPES = {
     "16 layers, 128 experts in 144 slots, 8 ranks": (16, 128, 144, 1, 1, 8),
-    "48 layers, 128 experts in 128 slots, 8 ranks": (48, 128, 128, 1, 1, 8),
-    "58 layers, 256 experts in 288 slots, 32 ranks on 4 nodes, 8 groups": (58, 256, 288, 8, 4, 32),
-    "58 layers, 256 experts in 288 slots, 32 ranks": (58, 256, 288, 1, 1, 32),
+    "16 layers, 128 experts in 128 slots, 8 ranks": (16, 128, 128, 1, 1, 8),
+    "12 layers, 256 experts in 288 slots, 32 ranks on 4 nodes, 8 groups": (12, 256, 288, 8, 4, 32),
+    "12 layers, 256 experts in 288 slots, 32 ranks": (12, 256, 288, 1, 1, 32),
 }
 
 
@@ -67,9 +69,9 @@ def play(balancer: ExpertBalancer, kind: str, shape: tuple[int, ...]) -> dict[st
             return DefaultEplbPolicy.rebalance_experts(*given).numpy()
 
         seen = ExpertLoad(load, placement, groups, nodes, ranks, stock)
-        began = time.perf_counter()
+        began = time.thread_time()
         found = seen.check(balancer.place(seen))
-        took = time.perf_counter() - began
+        took = time.thread_time() - began
         moved = 100 * seen.moves(found).sum() / found.size
         rows.append((seen.balance(placement), seen.balance(found), moved, took))
         placement = found
@@ -85,13 +87,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE")
     file = parser.parse_args().json
-    exact = FewestMoves({"tolerance": 0.0})
-    balancers = {"stock-balancer": StockBalancer(), "fewest-moves": FewestMoves(), "  tolerance = 0": exact}
+    balancers: dict[str, ExpertBalancer] = {"stock-balancer": StockBalancer()}
+    balancers["fewest-moves"] = FewestMoves({"tolerance": 0.02, "seconds": PATIENT})
+    balancers["  tolerance = 0"] = FewestMoves({"tolerance": 0.0, "seconds": PATIENT})
     record: dict[str, object] = {"vllm": vllm.__version__, "policies_of_vllm": sorted(EPLB_POLICIES), "rows": []}
     rows: list[dict[str, object]] = []
     print(f"vLLM {vllm.__version__}, whose policies are: {', '.join(EPLB_POLICIES)}; {WINDOWS} windows")
     for title, shape in SHAPES.items():
-        heads = "".join(f"{each:>9}" for each in ("before", "after", "moved", "first", "s", "most s"))
+        heads = "".join(f"{each:>9}" for each in ("before", "after", "moved", "first", "CPU s", "most"))
         print(f"\n{title}\n{'load':8}{'balancer':20}{heads}")
         for kind in ("steady", "drift", "bursts"):
             for name, balancer in balancers.items():

@@ -51,7 +51,14 @@ SUITES = (
     Suite("scheduling", ("tests/plugins/schedulers", "tests/server")),
     Suite("bindings", ("tests/bindings/sampling", "tests/bindings/scheduling", "tests/bindings/test_*.py")),
     Suite("attention", ("tests/bindings/attention",)),
-    Suite("balancing", ("tests/bindings/balancing", "tests/plugins/balancers")),
+    Suite(
+        "balancing",
+        (
+            "tests/bindings/balancing/test_policy.py",
+            "tests/bindings/balancing/test_two_ranks.py",
+            "tests/plugins/balancers",
+        ),
+    ),
     Suite(
         "patches",
         ("tests/patching", "tests/test_docs.py::TestExamples::test_patches_name_what_the_installed_vllm_has"),

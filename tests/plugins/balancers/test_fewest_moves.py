@@ -46,7 +46,7 @@ def loads(draw: st.DrawFn, layers: int = 3, experts: int = 16, slots: int = 64) 
     return expert_load(load.round(), rows, groups, nodes, ranks)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(loads(), st.sampled_from([0.0, 0.02, 0.5]), st.sampled_from([1e-9, PATIENT]))
 def test_it_is_valid_and_no_rank_exceeds_its_mark(experts: ExpertLoad, tolerance: float, seconds: float):
     """On any load, with any groups and nodes, and without time to search."""
@@ -56,7 +56,7 @@ def test_it_is_valid_and_no_rank_exceeds_its_mark(experts: ExpertLoad, tolerance
     assert (experts.rank_loads(found).max(axis=1) <= marks * (1 + 1e-6)).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(loads())
 def test_it_never_moves_more_than_vllms_own_policy(experts: ExpertLoad):
     """Layer by layer."""
@@ -64,7 +64,7 @@ def test_it_never_moves_more_than_vllms_own_policy(experts: ExpertLoad):
     assert (experts.moves(found) <= experts.moves(experts.stock())).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(loads())
 def test_what_is_even_enough_stays(experts: ExpertLoad):
     """A second rearrangement under the same load moves nothing."""
@@ -74,7 +74,7 @@ def test_what_is_even_enough_stays(experts: ExpertLoad):
     assert (balancer.place(again) == first).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(loads())
 def test_groups_stay_on_one_node(experts: ExpertLoad):
     """If vLLM deals the groups out to the nodes, so that tokens stay on few."""
@@ -122,7 +122,7 @@ def test_it_moves_as_few_as_brute_force_finds():
     assert above.count(0) >= 0.95 * len(above)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 5), st.randoms(use_true_random=False))
 def test_names_are_the_best_of_all_permutations(count: int, random):
     """The ranks of vLLM's placement are renamed so that most experts stay."""
