@@ -339,6 +339,13 @@ class TestExamples:
             experts = ExpertLoad(np.array([[heavy, heavy, 1.0, 1.0]]), present, 1, 1, 2, stock.copy)
             assert (balancer.place(experts) == expected).all()
 
+    def test_the_figures_of_balancers_are_those_of_the_record(self):
+        rows = json.loads((ROOT / "benchmarks/balancing.json").read_text())["rows"]
+        text = page("reference/expert-balancing.md")
+        assert len(rows) == 36
+        for row in rows:
+            assert f"{row['before']:.3f} → {row['after']:.3f}, {row['moved']:.1f} %" in text, row
+
     def test_the_patch_of_the_page_works_as_a_package(self, site: Path, monkeypatch: pytest.MonkeyPatch):
         """On a scheduler that stands in for vLLM's, because importing vLLM takes seconds."""
         (site / "stand_in.py").write_text("class Scheduler:\n    def schedule(self, n):\n        return n + 1\n")
