@@ -18,6 +18,7 @@ from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import LONG_CALLS_IN_A_ROW
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem, Run
+from vllm_graft.server.metrics import item_families
 
 SIZES = (6, 1, 1, 2)  # slots, groups, nodes, ranks
 LOAD = torch.tensor([[10, 20, 30, 40], [0, 0, 0, 9]], dtype=torch.int32)
@@ -165,6 +166,10 @@ def test_figures_say_what_it_did(policy: BalancerPolicy, ledger: Ledger):
         "balance before, per mille": round(1000 * given.balance(given.placement)),
         "balance after, per mille": round(1000 * given.balance(stock().numpy())),
     }
+    metrics = "".join(family.text(openmetrics=False) for family in item_families([ledger.view()], planned(Asked)))
+    own = 'item="asked",point="expert-balancer",role="worker"'
+    assert f'vllm_graft_item_figure{{figure="rearrangements",{own}}} 2' in metrics
+    assert f'vllm_graft_item_calls_total{{hook="place",{own}}} 2' in metrics
 
 
 def test_another_number_of_slots_is_vllms_own_business(policy: BalancerPolicy):
