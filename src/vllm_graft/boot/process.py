@@ -7,12 +7,17 @@ that the process's role needs.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Collection, Iterable
 from typing import Final
 
 from vllm_graft.bindings.attention import patches as attention_patches
+from vllm_graft.bindings.models import patches as model_patches
+from vllm_graft.bindings.models.planned_models import planned_models
+from vllm_graft.bindings.routing import patches as router_patches
 from vllm_graft.bindings.sampling import patches as sampler_patches
 from vllm_graft.boot.role import named_role
 from vllm_graft.errors import GraftError, PatchError, StartError, join
@@ -32,6 +37,13 @@ LOG: Final = logging.getLogger("vllm.graft")
 
 LOG.addFilter(make_printable)
 
+
+_WITH_ALL_PATCHES: Final = {
+    "attention": attention_patches.ATTENTION_PATCHES,
+    "router": router_patches.ROUTER_PATCHES,
+    "model": model_patches.MODEL_PATCHES,
+}
+"""The patches of points whose items are refused if one of them does not fit: a layer would silently be left out."""
 
 OWN_PREFIX: Final = "graft."
 """The prefix of our own patches of vLLM; whether one of them fits matters only once something is planned."""
@@ -134,7 +146,7 @@ class Process:
                 if item in needed:
                     ledger.set_item(item.point, item.name, "refused", str(error))
                     refused.append((item, error))
-        self._patchset = patchset_hash(classes.values())
+        self._patchset = patchset_hash(classes.values()) + _traced_hash(plan)
         wanted = {item.name for item in needed}
         if any(self.engine.is_active(kind) for name, kind in classes.items() if name not in wanted):
             # A forked child has its parent's patches. The last goes first, because one may wrap what another added,
@@ -162,14 +174,19 @@ class Process:
             sampler_patches.install(self.engine)
         if plan.of("attention"):
             attention_patches.install(self.engine)
+        if plan.of("router"):
+            router_patches.install(self.engine)
+        if plan.of("model"):
+            model_patches.install(self.engine)
+            refused += planned_models.register(plan, self.roles)
         return refused
 
     def _patch_refused(self, patch: Patch, error: PatchError) -> None:
         """Handle an armed patch whose module does not fit: raise if it is planned strictly or was applied by hand."""
         strict = self.plan is None or self.plan.strict
-        if patch in attention_patches.ATTENTION_PATCHES:
-            # Without one of its patches a layer would silently be left out, so the planned attention is refused.
-            for item in self.plan.of("attention") if self.plan is not None else ():
+        point = next((point for point, patches in _WITH_ALL_PATCHES.items() if patch in patches), None)
+        if point is not None:
+            for item in self.plan.of(point) if self.plan is not None else ():
                 current().set_item(item.point, item.name, "refused", str(error))
                 current().save()
                 if strict:
@@ -231,6 +248,7 @@ class Process:
             self.engine.revert(kind)
         current().close()
         clear_exported_plan()
+        planned_models.forget()
         self.plan = self.run = None
         self.roles.clear()
         self._classes.clear()
@@ -255,6 +273,14 @@ _V1_ONLY: Final = (
 )
 _V2_ONLY: Final = ("vllm.v1.worker.gpu",)
 """The modules, with those below them, that only one of the two model runners calls (0.26 to 0.32)."""
+
+
+def _traced_hash(plan: Plan) -> str:
+    """Return a hash of what else changes compiled code: which layers are routed. Empty if no router is planned."""
+    routers = [[item.name, item.target, dict(item.options)] for item in plan.of("router")]
+    text = json.dumps(routers, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8] if routers else ""
+
 
 _WORST: Final[tuple[ItemStateName, ...]] = ("refused", "late")
 

@@ -6,6 +6,8 @@
 - ``Sampler``: picks the tokens of the requests that ask for it
 - ``KVPolicy``: decides which part of a request's KV cache stays
 - ``AttentionKernel``: computes attention over the paged KV cache
+- ``ModelPlugin``: names a model class for vLLM to build
+- ``MoeRouter``: chooses the experts of each token, in models that vLLM has
 - ``StatSink``: receives every finished request
 - ``ConfigError``: an item that cannot work as it is configured
 - ``OptionError``: refuses the value of an option (``OptionValue``); ``nearest`` suggests a name in its message
@@ -17,8 +19,10 @@ Contracts of further points join as their bindings land; ``vllm-graft points`` s
 
 from vllm_graft.contracts.attention import AttentionBatch, AttentionKernel, KVPolicy, LayerView, RequestBlocks, Window
 from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.models import ModelPlugin, ModelView
 from vllm_graft.contracts.policy import KVState, RequestView, Schedule, SchedulerBase, SchedulingPolicy
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
+from vllm_graft.contracts.routing import MoeLayerView, MoeRouter
 from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Statistics
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
 from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
@@ -40,6 +44,10 @@ __all__ = [
     "KeyValue",
     "LayerView",
     "Load",
+    "ModelPlugin",
+    "ModelView",
+    "MoeLayerView",
+    "MoeRouter",
     "OptionError",
     "OptionValue",
     "Params",
