@@ -1,13 +1,14 @@
 """A planned router on real engines: stock models by its leave, changed exactly as it says, and none that fails."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.bindings import moe_models
 
-from vllm_graft.testing import Session
+from vllm_graft.testing import Session, tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.compiled]
 
@@ -67,12 +68,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: moe_models.make(folder / kind, kind) for kind in ("qwen3-moe", "mixtral")}
 
 
-def generated(session: Session, model: Path, *modes: str, more: str = "enforce_eager=True") -> dict[str, Any]:
-    """What an engine in one process answered in each mode of the router."""
+def generated(
+    session: Session, model: Path, *modes: str, more: str = "enforce_eager=True", inside: bool = True
+) -> dict[str, Any]:
+    """What an engine answered in each mode of the router, which only one in this very process can change."""
     session.env |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if inside else "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind" if inside else "0|1",
         "OMP_NUM_THREADS": "1",
     }
     facts = {"model": str(model), "tokens": moe_models.TOKENS, "prompts": moe_models.PROMPTS, "modes": modes}
@@ -153,3 +156,51 @@ def test_in_compiled_code_too(moody: Session, models):
     (item,) = found["items"]
     assert item["state"] == "quarantined"
     assert "model.layers.0.block_sparse_moe.experts: RuntimeError: not in the mood" in item["reason"]
+
+
+def failed(session: Session, model: Path, more: str = "enforce_eager=True") -> str:
+    """The end of a start that did not come about."""
+    session.env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+    session.env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    facts = {"model": str(model), "tokens": 1, "prompts": [[1]], "modes": ("",)}
+    done = session.script(GENERATE.format(**facts, more=more))
+    assert done.returncode != 0
+    return done.stderr[-6000:]
+
+
+def test_one_that_fails_its_trial_stops_the_start_or_is_left_out(graft: Session, models):
+    model = models["mixtral"]
+    plan_moody(graft, item="wrong")
+    said = failed(graft, model)
+    assert "model.layers.0.block_sparse_moe.experts: router 'wrong' (from " in said
+    assert "it failed when it was tried on a few tokens: ValueError: route() returned Tensor instead of (ids" in said
+    plan_moody(graft, item="wrong", more='on_failure = "warn"\n')
+    found = generated(graft, model, "")
+    assert found[""] == answers_of(model)
+    (item,) = found["items"]
+    assert item["state"] == "refused"
+    assert item["reason"].count("it failed when it was tried") == moe_models.LAYERS
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "reason"),
+    [
+        ("tiny", "all", "the model has no mixture-of-experts layer of vLLM's"),
+        ("qwen3-moe", "7-", "its option `layers` is '7-', but those with experts are 0-2"),
+    ],
+)
+def test_a_model_of_which_no_layer_would_be_routed_is_refused(graft: Session, models, model, layers, reason):
+    plan_moody(graft, f'[options.moody]\nlayers = "{layers}"\n')
+    assert f"cannot be used: {reason}. Next: correct the option" in failed(graft, models.get(model) or tiny_model())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="vLLM binds each worker to a core of its own")
+def test_each_of_two_workers_has_the_router(graft: Session, models):
+    plan_moody(graft)
+    model = models["qwen3-moe"]
+    more = "enforce_eager=True, tensor_parallel_size=2"
+    found = generated(graft, model, "", more=more, inside=False)
+    assert found[""] == answers_of(model)
+    states = [(item["state"], item["figures"]) for item in found["items"] if item["figures"]]
+    assert states == [("applied", {"routed layers": 3})] * 2
