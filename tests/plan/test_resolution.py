@@ -587,7 +587,10 @@ def test_a_level_of_drift_that_is_none_is_refused_at_once(monkeypatch: pytest.Mo
     """Not months later, with the first patch whose upstream code has changed."""
     write('[defaults]\npatches = ["stat-logger-guard"]\n')
     monkeypatch.setenv("GRAFT_ON_DRIFT", "refuze")
-    with pytest.raises(ConfigError, match=r"GRAFT_ON_DRIFT: must be warn or refuse, but is 'refuze'. Next: set it to warn or refuse, or unset it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"GRAFT_ON_DRIFT: must be warn or refuse, but is 'refuze'. Next: set it to warn or refuse, or unset it",
+    ):
         plan_for()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vllm_graft.bindings.routing.planned_router import _ranges
-from vllm_graft.bindings.routing.routed_layer import RoutedLayer, RouterState
+from vllm_graft.bindings.routing.routed_layer import RoutedLayer, RouterState, rows_to_replace
 from vllm_graft.contracts import MoeLayerView, MoeRouter
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
@@ -108,6 +108,15 @@ def test_no_router_is_blamed_for_rows_that_only_pad_a_batch():
     assert torch.equal(weights[:3], softmax(HIDDEN, LOGITS, None)[0][:3])
     assert state_of(ledger)[0] == "applied"
     assert int(ids.max()) < 6
+
+
+def test_on_a_device_a_bad_row_is_replaced_at_once_and_all_rows_from_then_on():
+    """Without the host: so it holds in a graph that is replayed, too."""
+    seen, logits = torch.zeros(1, dtype=torch.int32), LOGITS.clone()
+    logits[4] = float("nan")
+    rows = [torch.tensor([at == row for at in range(5)]) for row in (9, 4, 1, 9)]
+    found = [rows_to_replace(bad, logits, seen).tolist() for bad in rows]
+    assert found == [[False] * 5, [False] * 4 + [True], [True] * 5, [True] * 5]
 
 
 def test_all_layers_of_a_process_go_back_together():

@@ -44,6 +44,7 @@ class RoutedModel(VLLMPatch["vllm.v1.worker.gpu_worker:Worker"], name="graft.rou
 
     @wrap
     def load_model(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        planned_router.begin(self.vllm_config)
         result = call(*args, **kwargs)
         planned_router.settle(self.vllm_config)
         return result

@@ -35,6 +35,11 @@ class PlannedRouter:
         self._runners: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
         self._seen: list[str] = []
+        self._model = ""
+
+    def begin(self, config: Any) -> None:
+        """Note the model that a worker is about to load; a drafter comes with one of its own."""
+        self._model = config.model_config.model
 
     def make_experts(self, call: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the constructor of a layer's experts, which chooses their kernel: one that leaves routing to others."""
@@ -129,12 +134,19 @@ class PlannedRouter:
         if self._item is None or not name:
             return False
         number = _layer_number(name)
-        # The layers of a drafter that comes with the model are counted on from the model's own.
-        if number is None or number >= _decoder_layers():
+        if number is None or not self._in_model(number):
             return False
         if name not in self._seen:
             self._seen.append(name)
         return number in parse_layers(str(self._item.options["layers"])) and name not in self._refused
+
+    def _in_model(self, number: int) -> bool:
+        """Return whether a decoder layer that is being made is the model's own, and not a drafter's."""
+        from vllm.config import get_current_vllm_config
+
+        model = get_current_vllm_config().model_config
+        # The layers of a drafter in the model's own checkpoint are counted on from those of the model.
+        return model is not None and model.model == self._model and number < model.hf_text_config.num_hidden_layers
 
     def _unproven(self, name: str, runner: Any) -> str:
         """Return why a layer that was made with the router would not be routed by it; empty if it would."""
@@ -223,13 +235,6 @@ def _on_cpu() -> bool:
 def _layer_number(name: str) -> int | None:
     """Return the number in ``model.layers.3.mlp.experts``; None if there is none."""
     return next((int(part) for part in name.split(".") if part.isdecimal()), None)
-
-
-def _decoder_layers() -> int:
-    from vllm.config import get_current_vllm_config
-
-    model = get_current_vllm_config().model_config
-    return int(model.hf_text_config.num_hidden_layers) if model is not None else 1 << 30
 
 
 def _ranges(names: list[str]) -> str:

@@ -62,6 +62,15 @@ class RouterState:
         self._flag.count_step()
 
 
+def rows_to_replace(bad: torch.Tensor, logits: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Return the rows that get the stock answer: the bad ones, and all of them once any was; waits for nothing.
+
+    Padding that holds NaN is replaced, and leaves ``seen`` as it is.
+    """
+    seen |= (bad & logits.isfinite().all(-1)).any()
+    return bad | (seen > 0)
+
+
 class RoutedLayer:
     """One layer with the planned router."""
 
@@ -112,9 +121,7 @@ class RoutedLayer:
             if bool((bad & logits.isfinite().all(-1)).any()):
                 raise ValueError(self._describe(weights, ids))
         else:
-            seen = self._state.flag(bad.device)
-            seen |= (bad & logits.isfinite().all(-1)).any()
-            bad = bad | (seen > 0)
+            bad = rows_to_replace(bad, logits, self._state.flag(bad.device))
         stock_weights, stock_ids = self._stock(hidden, logits, input_ids)
         return weights.where(~bad[:, None], stock_weights), ids.where(~bad[:, None], stock_ids.to(ids.dtype))
 
