@@ -51,6 +51,7 @@ SUITES = (
     Suite("scheduling", ("tests/plugins/schedulers", "tests/server")),
     Suite("bindings", ("tests/bindings/sampling", "tests/bindings/scheduling", "tests/bindings/test_*.py")),
     Suite("attention", ("tests/bindings/attention",)),
+    Suite("models", ("tests/bindings/models", "tests/bindings/routing")),
     Suite(
         "balancing",
         (

@@ -693,7 +693,7 @@ class TestNames:
         )
         shown = {name: float(number) * {"ms": 1000, "µs": 1}[unit] for name, number, unit in rows}
         bound = {point.name: point.budget_us for point in POINTS if point.name in shown}
-        assert len(shown) == 4
+        assert len(shown) == 5
         assert shown == bound
 
     @pytest.mark.parametrize("record", [RequestRecord, BatchRecord])

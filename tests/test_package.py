@@ -33,6 +33,8 @@ def test_the_public_names_are_exact():
         "GraftError",
         "KVPolicy",
         "Key",
+        "ModelPlugin",
+        "MoeRouter",
         "PatchManager",
         "Plan",
         "Sampler",

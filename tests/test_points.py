@@ -40,6 +40,7 @@ def test_every_contract_belongs_to_a_point():
 def test_every_point_with_a_contract_has_a_binding_that_its_table_names():
     rooms = {"sampler": "sampling", "scheduler": "scheduling", "attention": "attention", "stats": "stats"}
     rooms |= {"expert-balancer": "balancing"}
+    rooms |= {"model": "models", "router": "routing"}
     assert {point.name for point in OURS} == rooms.keys()
     for point, room in rooms.items():
         assert importlib.import_module(f"vllm_graft.bindings.{room}")

@@ -5,8 +5,9 @@ A guided tour, in the order an author meets the names:
 - ``VLLMPatch``, ``wrap``, ``replace``, ``add``, ``min_vllm_version``: declare a surgical change to a vLLM class
 - ``PatchManager``: register and apply patches by hand
 - ``SamplingStrategy``, ``Truncation``, ``Sampler``, ``AdmissionQueue``, ``SchedulingPolicy``, ``KVPolicy``,
-  ``AttentionKernel``, ``ExpertBalancer``, ``StatSink``: the contracts of the extension points that are bound; ``Key``
-  declares what a request may carry, ``Window`` what a layer keeps; ``vllm_graft.contracts`` has what they are given
+  ``AttentionKernel``, ``ModelPlugin``, ``MoeRouter``, ``ExpertBalancer``, ``StatSink``: the contracts of the extension
+  points that are bound; ``Key`` declares what a request may carry, ``Window`` what a layer keeps;
+  ``vllm_graft.contracts`` has what they are given
 - ``Plan``, ``resolve``: what is to be active for a model, and why
 - ``Finding``, ``GraftError``: what tools report, and the base of all errors
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         ExpertBalancer,
         Key,
         KVPolicy,
+        ModelPlugin,
+        MoeRouter,
         Sampler,
         SamplerBase,
         SamplingStrategy,
@@ -50,6 +53,8 @@ __all__ = [
     "GraftError",
     "KVPolicy",
     "Key",
+    "ModelPlugin",
+    "MoeRouter",
     "PatchManager",
     "Plan",
     "Sampler",
@@ -77,6 +82,8 @@ _HOMES = {
     "GraftError": "errors",
     "KVPolicy": "contracts",
     "Key": "contracts",
+    "ModelPlugin": "contracts",
+    "MoeRouter": "contracts",
     "PatchManager": "patching",
     "Plan": "plan",
     "Sampler": "contracts",

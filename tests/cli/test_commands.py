@@ -132,7 +132,7 @@ def test_points_names_contracts_that_are_there(capsys: pytest.CaptureFixture[str
     assert main(["points"]) == 0
     shown = capsys.readouterr().out
     assert "Truncation" in shown
-    assert re.search(r"^model +models +not bound yet ", shown, re.MULTILINE)
+    assert re.search(r"^io-processor +io_processor +not bound yet ", shown, re.MULTILINE)
 
 
 def test_points_prints_the_table(capsys: pytest.CaptureFixture[str]):

@@ -10,6 +10,8 @@ from vllm_graft.contracts import (
     AttentionKernel,
     Key,
     KVPolicy,
+    ModelPlugin,
+    MoeRouter,
     Sampler,
     SamplingStrategy,
     SchedulingPolicy,
@@ -291,3 +293,32 @@ def test_a_policy_has_something_to_decide_and_lists_its_keys(changed, what):
     assert mistake is not None
     assert what in mistake.what
     assert find_mistake(without(KVPolicy, evict=lambda self, request: (), keys=["kv_keep"])) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"architectures": ()}, "has the architectures ()"),
+        ({"architectures": "AcmeForCausalLM"}, "has the architectures 'AcmeForCausalLM'"),
+        ({"model": ""}, "has the model '', which names no class"),
+        ({"model": "acme.net.AcmeForCausalLM"}, "has the model 'acme.net.AcmeForCausalLM'"),
+        ({"model": "acme-net:AcmeForCausalLM"}, "has the model 'acme-net:AcmeForCausalLM'"),
+        ({"config": "acme"}, "has the config 'acme', which names no class"),
+        ({"weights": ["model."]}, "has the weights ['model.']"),
+        ({"weights": {"": "model."}}, "has the weights {'': 'model.'}"),
+        ({"check": lambda self: None}, "is called as check(model)"),
+    ],
+)
+def test_a_model_plugin_names_its_class(changed, what):
+    good = {"architectures": ("AcmeForCausalLM",), "model": "acme.net:AcmeForCausalLM", "weights": {"a.": None}}
+    assert find_mistake(without(ModelPlugin, **good)) is None
+    mistake = find_mistake(without(ModelPlugin, **{**good, **changed}))
+    assert mistake is not None
+    assert what in mistake.what
+
+
+@pytest.mark.parametrize("kind", [ModelPlugin, MoeRouter])
+def test_an_option_of_ones_own_does_not_lose_the_common_one(kind):
+    made = without(kind, options={"own": 1})
+    assert made.options == {**kind.options, "own": 1}
+    assert len(made.options) == 2

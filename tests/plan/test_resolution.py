@@ -222,8 +222,8 @@ MISTAKES = {
         "graft.toml:2: io-processor items cannot be planned: this version of vllm-graft does not bind that point yet",
     ),
     "star for a point that is not bound": (
-        '[defaults]\nmodels = ["*"]\n',
-        "graft.toml:2: model items cannot be planned: this version of vllm-graft does not bind that point yet",
+        '[defaults]\nlora_resolvers = ["*"]\n',
+        "graft.toml:2: lora-resolver items cannot be planned: this version of vllm-graft does not bind that point yet",
     ),
     "star where one name is wanted": (
         '[defaults]\nscheduler = "*"\n',

@@ -14,6 +14,8 @@ point            here          injected                           wrapped       
 sampler          sampling/     ``arguments.arguments``            ``processor``; ``patches``              workers
 scheduler        scheduling/   ``scheduler.set_scheduler_class``  ``scheduler.planned_scheduler``         engine core
 attention        attention/    nothing                            ``patches``; ``backends``; ``kernel``   both of these
+model            models/       nothing                            vLLM's ``ModelRegistry``; ``patches``   every process
+router           routing/      nothing                            ``patches``; ``vllm_router``            workers
 expert-balancer  balancing/    nothing                            ``patches``; ``policy``                 workers
 stats            stats.py      ``stat_loggers``                   the stat logger class that it returns   front end
 ===============  ============  =================================  ======================================  ===========
@@ -21,6 +23,6 @@ stats            stats.py      ``stat_loggers``                   the stat logge
 Points without a contract of ours have no room here: a patch is applied by ``patching``, the simulated platform is
 vLLM's own ``Platform`` under vLLM's own entry point (``simulator``), and the endpoint is ``server``.
 
-A new point (models, LoRA resolvers, IO processors, structured output) is a module of its name with the same
+A new point (LoRA resolvers, IO processors, structured output) is a module of its name with the same
 three parts, a contract in ``contracts``, a row in ``points`` and one call in ``boot`` that injects it.
 """

@@ -7,6 +7,8 @@ that the process's role needs.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -14,6 +16,9 @@ from typing import Final
 
 from vllm_graft.bindings.attention import patches as attention_patches
 from vllm_graft.bindings.balancing import patches as balancer_patches
+from vllm_graft.bindings.models import patches as model_patches
+from vllm_graft.bindings.models.planned_models import planned_models
+from vllm_graft.bindings.routing import patches as router_patches
 from vllm_graft.bindings.sampling import patches as sampler_patches
 from vllm_graft.boot.role import named_role
 from vllm_graft.errors import GraftError, PatchError, StartError, join
@@ -135,7 +140,7 @@ class Process:
                 if item in needed:
                     ledger.set_item(item.point, item.name, "refused", str(error))
                     refused.append((item, error))
-        self._patchset = patchset_hash(classes.values())
+        self._patchset = patchset_hash(classes.values()) + _traced_hash(plan)
         wanted = {item.name for item in needed}
         if any(self.engine.is_active(kind) for name, kind in classes.items() if name not in wanted):
             # A forked child has its parent's patches. The last goes first, because one may wrap what another added,
@@ -165,6 +170,11 @@ class Process:
             attention_patches.install(self.engine)
         if plan.of("expert-balancer"):
             balancer_patches.install(self.engine)
+        if plan.of("router"):
+            router_patches.install(self.engine)
+        if plan.of("model"):
+            model_patches.install(self.engine)
+            refused += planned_models.register(plan, self.roles)
         return refused
 
     def _patch_refused(self, patch: Patch, error: PatchError) -> None:
@@ -235,6 +245,7 @@ class Process:
             self.engine.revert(kind)
         current().close()
         clear_exported_plan()
+        planned_models.forget()
         self.plan = self.run = None
         self.roles.clear()
         self._classes.clear()
@@ -250,9 +261,11 @@ class Process:
 
 _NEEDED_PATCHES: Final[Mapping[str, tuple[Patch, ...]]] = {
     "attention": attention_patches.ATTENTION_PATCHES,
+    "router": router_patches.ROUTER_PATCHES,
+    "model": model_patches.MODEL_PATCHES,
     "expert-balancer": balancer_patches.BALANCER_PATCHES,
 }
-"""The patches of points that can do without none of theirs."""
+"""The patches of points whose items are refused if one of them does not fit."""
 
 process = Process()
 """The one ``Process`` of this process."""
@@ -265,6 +278,14 @@ _V1_ONLY: Final = (
 )
 _V2_ONLY: Final = ("vllm.v1.worker.gpu",)
 """The modules, with those below them, that only one of the two model runners calls (0.26 to 0.32)."""
+
+
+def _traced_hash(plan: Plan) -> str:
+    """Return a hash of what else changes compiled code: which layers are routed. Empty if no router is planned."""
+    routers = [[item.name, item.target, dict(item.options)] for item in plan.of("router")]
+    text = json.dumps(routers, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8] if routers else ""
+
 
 _WORST: Final[tuple[ItemStateName, ...]] = ("refused", "late")
 

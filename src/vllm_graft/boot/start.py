@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from vllm_graft import ledger
 from vllm_graft.bindings.attention import engine_arguments as attention
 from vllm_graft.bindings.balancing import engine_arguments as balancing
+from vllm_graft.bindings.models.planned_models import planned_models
+from vllm_graft.bindings.routing import engine_arguments as routing
 from vllm_graft.bindings.sampling import engine_arguments as sampling
 from vllm_graft.bindings.scheduling import scheduler
 from vllm_graft.boot import platforms, startup_error
@@ -69,12 +71,16 @@ def engine_config(
         run = _begin(plan, args.worker_extension_cls or "", headless=bool(keywords.get("headless")))
         with _injected(args, plan):
             config = call(*positional, **keywords)
+        planned_models.check_model(config)
         left_out = sampling.unusable_samplers(config, plan) | attention.unusable_kernels(plan)
-        left_out |= balancing.unusable_balancers(config, plan)
-    except BaseException:
+        left_out |= balancing.unusable_balancers(config, plan) | routing.unusable_routers(plan)
+    except BaseException as error:
+        better = planned_models.explanation(error)
         if first:
             # A corrected configuration may be tried again in this process, as in a notebook.
             process.drop_plan()
+        if better is not None:
+            raise better from error
         raise
     # Afterwards, because ours is derived from the class that vLLM chooses once async_scheduling is settled.
     scheduler.set_scheduler_class(config, plan)

@@ -7,6 +7,8 @@
 - ``KVPolicy``: decides which part of a request's KV cache stays
 - ``AttentionKernel``: computes attention over the paged KV cache
 - ``ExpertBalancer``: decides which expert sits in which slot
+- ``ModelPlugin``: names a model class for vLLM to build
+- ``MoeRouter``: chooses the experts of each token, in models that vLLM has
 - ``StatSink``: receives every finished request
 - ``ConfigError``: an item that cannot work as it is configured
 - ``OptionError``: refuses the value of an option (``OptionValue``); ``nearest`` suggests a name in its message
@@ -19,8 +21,10 @@ Contracts of further points join as their bindings land; ``vllm-graft points`` s
 from vllm_graft.contracts.attention import AttentionBatch, AttentionKernel, KVPolicy, LayerView, RequestBlocks, Window
 from vllm_graft.contracts.balancing import ExpertBalancer, ExpertLoad
 from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.models import ModelPlugin, ModelView
 from vllm_graft.contracts.policy import KVState, RequestView, Schedule, SchedulerBase, SchedulingPolicy
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
+from vllm_graft.contracts.routing import MoeLayerView, MoeRouter
 from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Statistics
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
 from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
@@ -44,6 +48,10 @@ __all__ = [
     "KeyValue",
     "LayerView",
     "Load",
+    "ModelPlugin",
+    "ModelView",
+    "MoeLayerView",
+    "MoeRouter",
     "OptionError",
     "OptionValue",
     "Params",

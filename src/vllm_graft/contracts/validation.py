@@ -15,8 +15,10 @@ from typing import Final
 from vllm_graft.contracts.attention import AttentionKernel, KVPolicy
 from vllm_graft.contracts.balancing import ExpertBalancer
 from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.models import ModelPlugin
 from vllm_graft.contracts.policy import SchedulingPolicy
 from vllm_graft.contracts.request_keys import KINDS, Key
+from vllm_graft.contracts.routing import MoeRouter
 from vllm_graft.contracts.sampling import STAGES, OptInSampler, Sampler, SamplingStrategy, Truncation
 from vllm_graft.contracts.scheduling import AdmissionQueue
 from vllm_graft.contracts.stats import StatSink
@@ -32,6 +34,8 @@ REQUIRED: Final[Mapping[type[Item], Sequence[str]]] = {
     ExpertBalancer: ("place(experts)",),
     AttentionKernel: ("forward(query, key, value, kv_cache, batch)",),
     KVPolicy: (),
+    ModelPlugin: (),
+    MoeRouter: ("route(hidden, logits, top_k)",),
 }
 """The methods that a class must implement, by its contract; of two that fit the first one counts."""
 
@@ -45,6 +49,7 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
     StatSink: ("close()",),
     KVPolicy: ("window(layer)", "evict(request)", "scores_layer(layer)", "request_window(keys)"),
     AttentionKernel: ("store(key, value, kv_cache, slots)",),
+    ModelPlugin: ("check(model)",),
 }  # fmt: skip
 """The methods that a class may override, with the arguments that it is called with."""
 
@@ -158,6 +163,8 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
             yield from _method(kind, OptInSampler, method, on_class=True)
     if issubclass(kind, AttentionKernel):
         yield from _capabilities(kind)
+    if issubclass(kind, ModelPlugin):
+        yield from _named_classes(kind)
     if issubclass(kind, KVPolicy):
         yield from _method(kind, KVPolicy, "check_request(keys, options)", on_class=True)
         yield from _retention(kind)
@@ -229,6 +236,29 @@ def _retention(kind: type[KVPolicy]) -> Iterator[Mistake]:
         yield Mistake(f"has the keys {keys!r}", 'list names, such as `keys = ("kv_keep",)`')
     if kind.window is KVPolicy.window and kind.evict is KVPolicy.evict:
         yield Mistake("has neither window(layer) nor evict(request), so it frees nothing", "implement one of the two")
+
+
+def _named_classes(kind: type[ModelPlugin]) -> Iterator[Mistake]:
+    architectures: object = kind.architectures
+    named = isinstance(architectures, Collection) and not isinstance(architectures, str)
+    if not named or not architectures or not all(isinstance(each, str) and each for each in kind.architectures):
+        yield Mistake(
+            f"has the architectures {architectures!r}", 'list names, such as `architectures = ("AcmeForCausalLM",)`'
+        )
+    for attribute, target in (("model", kind.model), ("config", kind.config)):
+        needed = attribute == "model" or target != ""
+        parts = target.split(":") if isinstance(target, str) else []
+        if needed and not (len(parts) == 2 and all(part.isidentifier() for part in (*parts[0].split("."), parts[1]))):
+            yield Mistake(
+                f"has the {attribute} {target!r}, which names no class", f'write `{attribute} = "module:Class"`'
+            )
+    weights: object = kind.weights
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(name, str) and name and (new is None or isinstance(new, str)) for name, new in weights.items()
+    ):
+        yield Mistake(
+            f"has the weights {weights!r}", 'map beginnings of names, as {"transformer.": "model.", "rotary.": None}'
+        )
 
 
 def _is_count(value: object) -> bool:

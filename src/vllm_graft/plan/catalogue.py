@@ -33,6 +33,7 @@ SHIPPED: Final[Mapping[str, str]] = {
     "compact-window": "vllm_graft.plugins.attention.compact_window:CompactWindow",
     "scored-blocks": "vllm_graft.plugins.attention.scored_blocks:ScoredBlocks",
     "sink-window": "vllm_graft.plugins.attention.sink_window:SinkWindow",
+    "expert-mask": "vllm_graft.plugins.routers.expert_mask:ExpertMask",
     "priority-fairness": "vllm_graft.plugins.schedulers.priority_fairness:PriorityFairness",
     "tenant-fairness": "vllm_graft.plugins.schedulers.tenant_fairness:TenantFairness",
     "fewest-moves": "vllm_graft.plugins.balancers.fewest_moves:FewestMoves",

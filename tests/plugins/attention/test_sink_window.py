@@ -3,8 +3,8 @@
 import pytest
 
 from vllm_graft.contracts import LayerView, OptionError, Window
+from vllm_graft.contracts.layer_choice import parse_layers
 from vllm_graft.plugins.attention.compact_window import CompactWindow
-from vllm_graft.plugins.attention.layer_choice import parse_layers
 from vllm_graft.plugins.attention.sink_window import SinkWindow
 
 

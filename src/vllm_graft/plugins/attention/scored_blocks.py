@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from vllm_graft.contracts import KVPolicy, LayerView, OptionError, OptionValue, RequestBlocks
-from vllm_graft.plugins.attention.layer_choice import parse_layers
+from vllm_graft.contracts.layer_choice import parse_layers
 
 
 class ScoredBlocks(KVPolicy):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from vllm_graft.contracts import KVPolicy, LayerView, OptionError, OptionValue, Window
-from vllm_graft.plugins.attention.layer_choice import parse_layers
+from vllm_graft.contracts.layer_choice import parse_layers
 
 NARROWEST: Final = 128
 """The smallest window that a request may ask for: two steps of 64 tokens, by which windows move."""

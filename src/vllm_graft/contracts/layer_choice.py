@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_graft.contracts import OptionError
+from vllm_graft.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)

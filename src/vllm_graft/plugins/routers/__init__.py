@@ -1,0 +1,4 @@
+"""Routers that ship.
+
+expert_mask.py  ``expert-mask``: no token goes to some of the experts
+"""

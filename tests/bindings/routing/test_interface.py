@@ -1,0 +1,126 @@
+"""The router's side of vLLM: in the matrix, of each release."""
+
+import importlib
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_graft.bindings.routing import vllm_router
+from vllm_graft.bindings.routing.patches import ROUTER_PATCHES
+from vllm_graft.bindings.routing.planned_router import unserved
+from vllm_graft.bindings.routing.routed_layer import RoutedLayer, RouterState
+from vllm_graft.contracts import MoeLayerView, MoeRouter
+from vllm_graft.ledger import Ledger
+from vllm_graft.patching import Engine
+from vllm_graft.plan import PlanItem
+
+torch = pytest.importorskip("torch")
+
+ITEM = PlanItem("router", "mine", "acme:Mine", "acme", ("worker",), {"layers": "all"}, "graft.toml:2")
+HIDDEN = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+LOGITS = torch.randn(5, 6, generator=torch.Generator().manual_seed(2))
+
+
+class Second(MoeRouter):
+    """Exchanges a token's two experts."""
+
+    def route(self, hidden, logits, top_k):
+        ids, weights = self.stock(hidden, logits)
+        return ids.flip(-1), weights
+
+
+def best_two(hidden_states, gating_output, topk, renormalize):
+    weights, ids = gating_output.softmax(-1).topk(topk)
+    return weights, ids
+
+
+def stock_router():
+    from vllm.model_executor.layers.fused_moe.router.custom_routing_router import CustomRoutingRouter
+
+    return CustomRoutingRouter(2, 6, best_two)
+
+
+def routed(name: str = "model.layers.0.mlp.experts") -> RoutedLayer:
+    router = Second()
+    router.layer = MoeLayerView(name, 0, 6, 2, 8)
+    layer = RoutedLayer(router, vllm_router.stock_routing(stock_router()), RouterState(ITEM, Ledger()))
+    vllm_router.LAYERS[name] = layer
+    return layer
+
+
+@pytest.mark.parametrize("patch", ROUTER_PATCHES, ids=lambda patch: patch.declaration.name)
+def test_every_patch_has_its_place(patch):
+    engine = Engine()
+    importlib.import_module(str(patch.declaration.target).partition(":")[0])
+    engine.apply([patch])
+    try:
+        assert {hook.state for hook in engine.report()} == {"applied"}
+    finally:
+        engine.revert(patch)
+
+
+def test_the_constructors_have_the_arguments_that_are_read_by_name():
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, RoutingMethodType
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+    assert {"layer_name", "moe_config"} <= inspect.signature(RoutedExperts.__init__).parameters.keys()
+    wanted = {"layer_name", "moe_config", "router", "routed_experts"}
+    assert wanted <= inspect.signature(MoERunner.__init__).parameters.keys()
+    read = {"num_logical_experts", "experts_per_token", "hidden_dim", "in_dtype", "router_logits_dtype", "device"}
+    assert read | {"routing_method"} <= FusedMoEConfig.__dataclass_fields__.keys()
+    assert not FusedMoEConfig.__dataclass_params__.frozen
+    assert RoutingMethodType.Custom
+
+
+def test_vllms_own_way_through_a_router_ends_in_ours():
+    stock = stock_router()
+    ours = vllm_router.router_object(routed(), stock)
+    assert not inspect.isabstract(type(ours))
+    weights, ids = ours.select_experts(HIDDEN, LOGITS, torch.int64)
+    expected_weights, expected_ids = stock.select_experts(HIDDEN, LOGITS, torch.int64)
+    assert ids.dtype == torch.int64
+    assert torch.equal(ids, expected_ids.flip(-1))
+    assert torch.equal(weights, expected_weights)
+    seen = []
+    ours.set_capture_fn(seen.append)
+    ours.select_experts(HIDDEN, LOGITS, torch.int32)
+    assert torch.equal(seen[0], ids.to(torch.int32)), "experts are captured as they were routed"
+    assert type(ours.routing_method_type).__name__ == "RoutingMethodType"
+    assert ours.routing_method_type.name == "Custom"
+
+
+def test_the_function_of_older_kernels_for_cpus_ends_in_ours():
+    function = vllm_router.routing_function(routed())
+    weights, ids = function(hidden_states=HIDDEN, gating_output=LOGITS, topk=2, renormalize=True)
+    expected_weights, expected_ids = best_two(HIDDEN, LOGITS, 2, True)
+    assert torch.equal(ids, expected_ids.flip(-1).to(torch.int32))
+    assert torch.equal(weights, expected_weights)
+
+
+def test_the_tracer_meets_an_operation_that_it_knows_nothing_about():
+    """So one that was compiled follows a router that changes its mind."""
+    layer = routed("model.layers.1.mlp.experts")
+    function = vllm_router.routing_function(layer)
+
+    def forward(hidden, logits):
+        weights, ids = function(hidden_states=hidden, gating_output=logits, topk=2, renormalize=True)
+        return weights * 2, ids
+
+    compiled = torch.compile(forward, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(HIDDEN, LOGITS)[1], forward(HIDDEN, LOGITS)[1])
+    layer.leave()
+    assert torch.equal(compiled(HIDDEN, LOGITS)[1], best_two(HIDDEN, LOGITS, 2, True)[1].to(torch.int32))
+
+
+def test_routing_that_a_router_cannot_stand_for_is_refused():
+    kind = type(stock_router())
+    experts = SimpleNamespace(use_grouped_topk=False, custom_routing_function=None)
+    assert not unserved(stock_router(), experts)
+    assert "a router of its own (object)" in unserved(object(), experts)
+    zero = type("ZeroExpertRouter", (kind,), {})(2, 6, best_two)
+    assert "experts that compute nothing" in unserved(zero, experts)
+    shared = stock_router()
+    shared.num_fused_shared_experts = 1
+    assert "shared experts are routed with the others" in unserved(shared, experts)
