@@ -43,8 +43,8 @@ class MoeRouter(Item):
                 return ids, weights
 
     Tensors stay on their device, and what ``route`` is given must not be written to. A token's experts should depend on
-    that token alone: otherwise its answer changes with the requests that happen to be in the same batch. On a GPU,
-    ``route`` is captured in CUDA graphs: no copy to the host, and no shape that depends on values.
+    that token alone: otherwise its answer changes with the requests that happen to be in the same batch. So far routers
+    are served on CPUs only, and refused on a GPU.
 
     Each layer's router is tried at the start, and one that raises or answers with something else than experts and
     weights stops it. One that does so later is put aside: its process goes on with the model's own rule, for all

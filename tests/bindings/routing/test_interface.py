@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft.bindings.routing import vllm_router
+from vllm_graft.bindings.routing import planned_router, vllm_router
 from vllm_graft.bindings.routing.patches import ROUTER_PATCHES
 from vllm_graft.bindings.routing.planned_router import unserved
 from vllm_graft.bindings.routing.routed_layer import RoutedLayer, RouterState
@@ -114,7 +114,8 @@ def test_the_tracer_meets_an_operation_that_it_knows_nothing_about():
     assert torch.equal(compiled(HIDDEN, LOGITS)[1], best_two(HIDDEN, LOGITS, 2, True)[1].to(torch.int32))
 
 
-def test_routing_that_a_router_cannot_stand_for_is_refused():
+def test_routing_that_a_router_cannot_stand_for_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planned_router, "_on_cpu", lambda: True)
     kind = type(stock_router())
     experts = SimpleNamespace(use_grouped_topk=False, custom_routing_function=None)
     assert not unserved(stock_router(), experts)
@@ -124,3 +125,20 @@ def test_routing_that_a_router_cannot_stand_for_is_refused():
     shared = stock_router()
     shared.num_fused_shared_experts = 1
     assert "shared experts are routed with the others" in unserved(shared, experts)
+
+
+def test_layers_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planned_router, "_on_cpu", lambda: False)
+    assert "none has been run on a GPU" in unserved(stock_router(), SimpleNamespace(use_grouped_topk=False))
+
+
+def test_layers_that_draft_are_left_to_their_own_rule(monkeypatch: pytest.MonkeyPatch):
+    """Their names are counted from 0 beside those of the model, in its own checkpoint."""
+    router = planned_router.PlannedRouter()
+    item = SimpleNamespace(options={"layers": "all"})
+    plan = SimpleNamespace(of=lambda point: [])
+    monkeypatch.setattr(planned_router, "inherited_plan", lambda: plan)
+    monkeypatch.setattr(router, "_in_model", lambda number: True)
+    router._plan, router._item = plan, item  # type: ignore[assignment]
+    assert router._is_meant("model.layers.0.mlp.experts")
+    assert not router._is_meant("mtp.layers.0.mlp.experts")

@@ -202,7 +202,8 @@ class PlannedModels:
             what = f"the checkpoint has nothing for {', '.join(names[:5])}{more}"
             self._refuse(found, what, config.model, "correct the class, its `weights` or the checkpoint")
         built = type(worker.model_runner.get_model())
-        if built is not kind:
+        # A subclass of it where vLLM makes an embedding model or a classifier of a decoder.
+        if not issubclass(built, kind):
             what = f"the worker built {built.__module__}:{built.__qualname__} for {architecture}"
             self._refuse(found, what, found.plugin.model, "remove the other package that registers it")
         item = found.item

@@ -22,6 +22,8 @@ from vllm_graft.ledger import current
 from vllm_graft.plan import Plan, PlanItem, inherited_plan
 
 _UNUSED: Final = "no mixture-of-experts layer has it yet"
+_DRAFTERS: Final = frozenset({"mtp", "mtp_block", "draft_model", "drafter"})
+"""Parts of the names of layers that draft for a model, and are counted from 0 beside its own."""
 _LEAVE_OUT: Final = "leave the layer out with the option `layers`"
 
 
@@ -44,11 +46,22 @@ class PlannedRouter:
     def make_experts(self, call: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the constructor of a layer's experts, which chooses their kernel: one that leaves routing to others."""
         given = inspect.signature(call).bind(*args, **kwargs)
-        if self._is_meant(given.arguments["layer_name"]):
-            from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
+        name = given.arguments["layer_name"]
+        meant, item = self._is_meant(name), self._item
+        if not meant or item is None or not _on_cpu():
+            call(*given.args, **given.kwargs)
+            return
+        from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 
-            given.arguments["moe_config"].routing_method = RoutingMethodType.Custom
-        call(*given.args, **given.kwargs)
+        config = given.arguments["moe_config"]
+        stock, config.routing_method = config.routing_method, RoutingMethodType.Custom
+        try:
+            call(*given.args, **given.kwargs)
+        except (NotImplementedError, ValueError) as error:
+            # Quantized experts on CPUs have kernels for vLLM's own routing alone.
+            self._refuse(item, name, f"vLLM has no kernel for its experts that leaves routing to others: {error}")
+            config.routing_method = stock
+            call(*given.args, **given.kwargs)
 
     def make_runner(
         self, runner: Any, call: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -134,7 +147,7 @@ class PlannedRouter:
         if self._item is None or not name:
             return False
         number = _layer_number(name)
-        if number is None or not self._in_model(number):
+        if number is None or _DRAFTERS & set(name.split(".")) or not self._in_model(number):
             return False
         if name not in self._seen:
             self._seen.append(name)
@@ -200,13 +213,15 @@ def unserved(stock: Any, experts: Any) -> str:
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
     name = type(stock).__name__
+    if not _on_cpu():
+        return "routers are served on CPUs only: none has been run on a GPU yet"
     if not isinstance(stock, BaseRouter):
         return f"its model brings a router of its own ({name})"
     if name == "ZeroExpertRouter":
         return "its model has experts that compute nothing, whose part a router does not return"
     if getattr(stock, "num_fused_shared_experts", 0):
         return "its shared experts are routed with the others"
-    if _on_cpu() and inline_routing(experts) is not None and experts.use_grouped_topk:
+    if inline_routing(experts) is not None and experts.use_grouped_topk:
         return "its experts are in groups, and this release's kernels for CPUs route those themselves"
     return ""
 

@@ -65,7 +65,9 @@ class RouterState:
 def rows_to_replace(bad: torch.Tensor, logits: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     """Return the rows that get the stock answer: the bad ones, and all of them once any was; waits for nothing.
 
-    Padding that holds NaN is replaced, and leaves ``seen`` as it is.
+    Padding that holds NaN is replaced, and leaves ``seen`` as it is. Layers on a GPU are refused so far
+    (``planned_router.unserved``), so only tests call this: vLLM's own rule also writes the expert -1 in rows that pad a
+    captured batch, which is blamed on the router here.
     """
     seen |= (bad & logits.isfinite().all(-1)).any()
     return bad | (seen > 0)

@@ -17,7 +17,8 @@ class ExpertMask(MoeRouter):
     experts: the numbers of the experts to leave out, as ``["3", "17"]``; with none, nothing changes
     layers:  the decoder layers that are meant, as ``all``, ``0-7`` or ``0-3, 8, 20-``
 
-    The others take over: the model's rule is asked as if the gate had scored these experts lowest.
+    The others take over: the model's rule is asked as if the gate had scored these experts lowest. A rule that chooses
+    among groups or adds a bias may still name them, with weight 0.
     """
 
     options: ClassVar[Mapping[str, OptionValue]] = {"experts": []}
