@@ -49,19 +49,53 @@ def reference(prompt, answer, block_size, windows=None, sinks=4, window=128):
 """
 
 
-def run_script(session: Session, script: str, *, inside: bool = True) -> dict:
-    """What a script printed last."""
+def set_up(session: Session, *, inside: bool = True, threads: str = "nobind") -> None:
+    """Set the environment of a small engine, in the script's own process or in one of its own."""
     session.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if inside else "1"
     session.env["VLLM_CPU_KVCACHE_SPACE"] = "1"
-    session.env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if "tensor_parallel_size" in script else "nobind"
+    session.env["VLLM_CPU_OMP_THREADS_BIND"] = threads
     # A tiny model gains nothing by threads, and those of two test processes would spin against each other.
     session.env["OMP_NUM_THREADS"] = "1"
     # vLLM compiles its search for drafts anew in every process, for many seconds.
     session.env["NUMBA_DISABLE_JIT"] = "1"
+
+
+def run_script(session: Session, script: str, *, inside: bool = True) -> dict:
+    """What a script printed last."""
+    set_up(session, inside=inside, threads="0|1" if "tensor_parallel_size" in script else "nobind")
     done = session.script(ANSWERS + script)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     # With worker processes, their last words come after ours.
     return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
+
+
+STOCK_DRAFTS = """
+from vllm import LLM, SamplingParams
+drafts = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3, prompt_lookup_min=1)
+llm = LLM(MODEL, dtype="float32", enforce_eager=True, max_model_len=256, speculative_config=drafts)
+params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+llm.generate([dict(prompt_token_ids=[5, 6, 7, 8] * 10)], params, use_tqdm=False)
+"""
+UNVERIFIED = "TypeError: Cannot inspect kernel parameters for function"
+"""What vLLM's own rejection sampler ends with where it has neither a Triton for CPUs nor a kernel in its place."""
+
+
+@pytest.fixture(scope="session")
+def no_drafts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Why the installed vLLM cannot decode with drafts on this machine, or nothing if it can.
+
+    Asked of a stock engine, without a plan and without plugins. Any other failure is not excused.
+    """
+    session = Session(tmp_path_factory.mktemp("stock"))
+    set_up(session)
+    session.env["VLLM_PLUGINS"] = ""
+    done = session.script(STOCK_DRAFTS)
+    session.close()
+    if done.returncode == 0:
+        return ""
+    said = done.stdout + done.stderr
+    assert UNVERIFIED in said, said[-3000:]
+    return f"the installed vLLM cannot verify drafts on a CPU, with or without a plan ({UNVERIFIED})"
 
 
 SOAK = """

@@ -9,19 +9,21 @@ pytestmark = [pytest.mark.engine, pytest.mark.compiled]
 PLAN = '[defaults]\nattention = "sink-window"\n[options.sink-window]\nsink_tokens = 4\nwindow = 128\n'
 
 
-def test_tokens_are_those_of_the_explicit_mask(run, graft: Session):
+def test_tokens_are_those_of_the_explicit_mask(run, graft: Session, no_drafts: str):
     """For several block sizes, prefix caching on and off, prompts read in parts, drafts and preemption."""
     graft.plan(PLAN)
     found = run(
         graft,
+        f"DRAFTS = {not no_drafts}"
         """
 drafts = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3, prompt_lookup_min=1)
 ways = {
     "blocks of 32": dict(),
     "blocks of 64, no prefix cache": dict(block_size=64, enable_prefix_caching=False),
     "preempted": dict(),
-    "drafts": dict(speculative_config=drafts),
 }
+if DRAFTS:
+    ways["drafts"] = dict(speculative_config=drafts)
 asked, found = prompts((40, 150, 300, 500)), {}
 for name, arguments in ways.items():
     llm = engine(**arguments)
@@ -48,6 +50,7 @@ for name, arguments in ways.items():
 print(json.dumps(found))
 """,
     )
+    assert len(found) == (3 if no_drafts else 4)
     for name, facts in found.items():
         assert facts["equal"] == [1.0] * 4, name
         assert facts["again"], name
@@ -57,15 +60,18 @@ print(json.dumps(found))
     assert found["blocks of 64, no prefix cache"]["cached"] == [0] * 4
 
 
-def test_a_draft_model_has_the_window_too(run, graft: Session):
+def test_a_draft_model_has_the_window_too(run, graft: Session, no_drafts: str):
     """A model that drafts for itself sees the same tokens as when it verifies, so every draft is accepted."""
+    if no_drafts:
+        pytest.skip(no_drafts)
     graft.plan(PLAN)
     graft.env["GRAFT_CHECK_KV"] = "1"
     found = run(
         graft,
         """
 drafts = dict(method="draft_model", model=MODEL, num_speculative_tokens=3, enforce_eager=True)
-llm = engine(speculative_config=drafts, disable_log_stats=False)
+# Some releases reserve a token of the step for the draft of every sequence there may be.
+llm = engine(speculative_config=drafts, disable_log_stats=False, max_num_seqs=8)
 asked = prompts((40, 150, 300, 500))
 first, _ = answers(llm, asked)
 second, cached = answers(llm, asked)

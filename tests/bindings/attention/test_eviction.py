@@ -143,8 +143,10 @@ print(json.dumps(dict(equal=equal, items=current().view().as_dict()["items"])))
 @pytest.mark.engine
 @pytest.mark.compiled
 @pytest.mark.parametrize("drafts", ["", DRAFTS], ids=["plain", "drafts"])
-def test_no_evicted_block_is_read(soak, policies: Session, drafts: str):
+def test_no_evicted_block_is_read(soak, policies: Session, drafts: str, no_drafts: str):
     """With random arrivals, aborts and preemptions, and with drafts of which some are rejected."""
+    if drafts and no_drafts:
+        pytest.skip(no_drafts)
     policies.plan('[defaults]\nattention = "every-other"\n')
     soak(policies, 200, more=drafts)
 

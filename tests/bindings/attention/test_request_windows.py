@@ -214,7 +214,9 @@ SCRIPT = """
 drafts = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3, prompt_lookup_min=1)
 ways = {"blocks of 32": dict()}
 if not PLANNED:
-    ways |= {"preempted": dict(), "drafts": dict(speculative_config=drafts, block_size=64)}
+    ways["preempted"] = dict()
+if DRAFTS:
+    ways["drafts"] = dict(speculative_config=drafts, block_size=64)
 long, short = prompts((500, 150))
 asked = [(long, None), (long, 128), (long, 300), (short, 128), (long, None), (short, None)]
 found = {}
@@ -304,13 +306,17 @@ class TestEngine:
     """A real engine with both kinds of requests in one batch."""
 
     @pytest.mark.parametrize(("default", "planned"), [("full", 0), ("window", 384)])
-    def test_tokens_are_those_of_each_requests_own_mask(self, run, graft: Session, default: str, planned: int):
+    def test_tokens_are_those_of_each_requests_own_mask(
+        self, run, graft: Session, no_drafts: str, default: str, planned: int
+    ):
         """With prompts in parts, preemption and drafts; and again from a prefix cache that keeps windows apart."""
         graft.plan(
             '[defaults]\nattention = "sink-window"\n[options.sink-window]\nsink_tokens = 4\nwindow = 384\n'
             f'default = "{default}"\n'
         )
-        found = run(graft, f"PLANNED = {planned}\n{SCRIPT}")
+        drafts = not planned and not no_drafts
+        found = run(graft, f"PLANNED, DRAFTS = {planned}, {drafts}\n{SCRIPT}")
+        assert len(found) == (1 if planned else 2) + drafts
         for name, facts in found.items():
             assert facts["equal"] == [1.0] * 6, (name, facts)
             assert facts["again"], (name, facts)

@@ -4,8 +4,6 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -34,15 +32,11 @@ REQUESTS: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, tokens_endpoint: tuple[str, ...]) -> Iterator[ServerProcess]:
     session = Session(tmp_path_factory.mktemp("policy-keys"))
     session.simulate()
     session.plan(PLAN)
-    # Later releases serve the endpoint for tokens only on demand.
-    places = getattr(find_spec("vllm"), "submodule_search_locations", None) or ()
-    files = [file for place in places for file in Path(place, "entrypoints").rglob("cli_args.py")]
-    more = ["--enable-scale-out"] if any("enable_scale_out" in file.read_text("utf-8") for file in files) else []
-    with session.server("--served-model-name", "m", "--trust-request-chat-template", *more) as started:
+    with session.server("--served-model-name", "m", "--trust-request-chat-template", *tokens_endpoint) as started:
         yield started
     session.close()
 
