@@ -139,7 +139,7 @@ def test_while_vllm_loads_plugins_names_of_others_are_left_alone(manager, monkey
     caplog.clear()
     scope = {"__name__": "vllm.plugins", "register": manager.apply_from_env}
     exec("def load_general_plugins():\n    register()", scope)
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, logger="vllm.graft"):
         scope["load_general_plugins"]()
     assert manager.applied_patches == ["One"]
     (record,) = [record for record in caplog.records if "Theirs" in record.getMessage()]
