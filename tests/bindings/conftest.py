@@ -23,3 +23,9 @@ def tokens_endpoint() -> tuple[str, ...]:
 def messages_take_keys() -> bool:
     """Whether ``/v1/messages`` has ``vllm_xargs``; earlier releases drop all keys there before a plan sees them."""
     return entrypoints_name("vllm_xargs", "anthropic/protocol.py")
+
+
+@pytest.fixture(scope="session")
+def scoring_takes_salts() -> bool:
+    """Whether ``/generative_scoring`` has ``cache_salt``; earlier releases drop it."""
+    return entrypoints_name("cache_salt", "generative_scoring/serving.py")
