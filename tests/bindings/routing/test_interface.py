@@ -11,6 +11,7 @@ from vllm_graft.bindings.routing.patches import ROUTER_PATCHES
 from vllm_graft.bindings.routing.planned_router import unserved
 from vllm_graft.bindings.routing.routed_layer import RoutedLayer, RouterState
 from vllm_graft.contracts import MoeLayerView, MoeRouter
+from vllm_graft.errors import StartError
 from vllm_graft.ledger import Ledger
 from vllm_graft.patching import Engine
 from vllm_graft.plan import PlanItem
@@ -142,3 +143,36 @@ def test_layers_that_draft_are_left_to_their_own_rule(monkeypatch: pytest.Monkey
     router._plan, router._item = plan, item  # type: ignore[assignment]
     assert router._is_meant("model.layers.0.mlp.experts")
     assert not router._is_meant("mtp.layers.0.mlp.experts")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_experts_without_a_kernel_for_another_routing_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, strict: bool
+):
+    """Quantized ones on CPUs; a lenient plan leaves them to vLLM's own routing."""
+    config, tried = SimpleNamespace(routing_method="stock"), []
+
+    def make(layer_name, moe_config):
+        tried.append(getattr(moe_config.routing_method, "name", moe_config.routing_method))
+        if moe_config.routing_method != "stock":
+            raise NotImplementedError("no backend supports it")
+
+    router, refused = planned_router.PlannedRouter(), []
+
+    def refuse(item, name, reason):
+        refused.append((name, reason))
+        if strict:
+            raise StartError(reason)
+
+    monkeypatch.setattr(planned_router, "_on_cpu", lambda: True)
+    monkeypatch.setattr(router, "_is_meant", lambda name: True)
+    monkeypatch.setattr(router, "_refuse", refuse)
+    router._item = SimpleNamespace(name="r")  # type: ignore[assignment]
+    if strict:
+        with pytest.raises(StartError, match="no kernel for its experts"):
+            router.make_experts(make, ("model.layers.0.mlp.experts", config), {})
+    else:
+        router.make_experts(make, ("model.layers.0.mlp.experts", config), {})
+    assert refused[0][0] == "model.layers.0.mlp.experts"
+    assert "no backend supports it" in refused[0][1]
+    assert tried == (["Custom"] if strict else ["Custom", "stock"])
