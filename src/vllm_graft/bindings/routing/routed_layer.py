@@ -1,9 +1,9 @@
 """The router of one layer: its calls counted, its answers checked, and the way back to the model's own rule.
 
 A bad answer never reaches the experts' kernel, which would read past their weights. On a CPU each answer is looked at.
-On a device nothing is waited for: rows with a bad answer get the stock one in the same step, and a flag on the device
-has all later rows of all layers do so, in replayed graphs too; the host reads it some steps later. What a layer is
-given may be NaN in rows that only pad a batch; no router is blamed for those.
+The
+way for devices, which waits for nothing, is tested but not in use: layers on a GPU are refused
+(``planned_router.unserved``) until routers have run there.
 """
 
 from __future__ import annotations
