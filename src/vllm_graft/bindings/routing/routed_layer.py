@@ -1,9 +1,8 @@
 """The router of one layer: its calls counted, its answers checked, and the way back to the model's own rule.
 
-A bad answer never reaches the experts' kernel, which would read past their weights. On a CPU each answer is looked at.
-The
-way for devices, which waits for nothing, is tested but not in use: layers on a GPU are refused
-(``planned_router.unserved``) until routers have run there.
+A bad answer never reaches the experts' kernel, which would read past their weights: each one is looked at. The way for
+devices, which waits for nothing, is unit-tested but not in use: layers on a GPU are refused until routers have run
+there (``planned_router.unserved``).
 """
 
 from __future__ import annotations
